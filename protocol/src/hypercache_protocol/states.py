@@ -27,6 +27,7 @@ class StateEvent(str, Enum):
 
     COMMIT = "commit"
     COMMIT_LOCAL_ONLY = "commit local-only"
+    INGESTED = "ingested"
     UPLOAD_STARTED = "upload started"
     UPLOAD_CONFIRMED = "upload confirmed"
     UPLOAD_FAILED = "upload failed"
@@ -35,6 +36,7 @@ class StateEvent(str, Enum):
 TRANSITIONS: dict[tuple[SyncStatus, StateEvent], SyncStatus] = {
     (SyncStatus.STAGED, StateEvent.COMMIT): SyncStatus.COMMITTED,
     (SyncStatus.STAGED, StateEvent.COMMIT_LOCAL_ONLY): SyncStatus.LOCAL_ONLY,
+    (SyncStatus.STAGED, StateEvent.INGESTED): SyncStatus.SYNCED_BACKEND,
     (SyncStatus.COMMITTED, StateEvent.UPLOAD_STARTED): SyncStatus.SYNCING_BACKEND,
     (SyncStatus.SYNCING_BACKEND, StateEvent.UPLOAD_CONFIRMED): SyncStatus.SYNCED_BACKEND,
     (SyncStatus.SYNCING_BACKEND, StateEvent.UPLOAD_FAILED): SyncStatus.COMMITTED,
