@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt, StrictStr
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from .versions import WireVersion
 
@@ -46,12 +46,9 @@ class Since:
 
 
 def _checked_uri(uri: str) -> str:
-    try:
-        encoded = uri.encode()
-    except UnicodeEncodeError:
-        raise ValueError("must be valid Unicode (it holds a lone surrogate)") from None
-    if len(encoded) > MAX_URI_BYTES:
-        raise ValueError(f"must be at most {MAX_URI_BYTES} bytes long, not {len(encoded)}")
+    size_bytes = len(uri.encode())  # a lone surrogate, which would fail here, is no valid string to begin with
+    if size_bytes > MAX_URI_BYTES:
+        raise ValueError(f"must be at most {MAX_URI_BYTES} bytes long, not {size_bytes}")
     if "\0" in uri:
         raise ValueError("must not hold a NUL character")
     return uri
@@ -78,5 +75,7 @@ Generation = Annotated[StrictInt, Field(ge=0, le=(1 << 63) - 1)]
 StageId = Annotated[StrictStr, Field(min_length=1, max_length=64)]
 Sha256 = Annotated[StrictStr, Field(pattern=r"^[0-9a-fA-F]{64}$")]
 Count = Annotated[StrictInt, Field(ge=0, le=(1 << 63) - 1)]
-Word = Annotated[StrictStr, Field(max_length=4096)]
-Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Word = Annotated[StrictStr, Field(max_length=MAX_URI_BYTES)]
+Number = Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)]
+Percent = Annotated[StrictFloat, Field(ge=0, le=100, allow_inf_nan=False)]
+Int32 = Annotated[StrictInt, Field(ge=-(1 << 31), le=(1 << 31) - 1)]

@@ -6,11 +6,9 @@ fields are ignored here and counted by the codec.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, StrictStr, model_validator
 
 from .errors import ErrorCode
 from .fields import (
@@ -20,8 +18,10 @@ from .fields import (
     Crc32,
     Flag,
     Generation,
+    Int32,
     Number,
     Offset,
+    Percent,
     Sha256,
     Since,
     SizeBytes,
@@ -32,8 +32,10 @@ from .fields import (
     Word,
 )
 from .states import SyncStatus
-from .versions import WIRE_1_1, WireVersion
+from .versions import WIRE_1_1
 
+# On every list: a line that is wrong in each of half a million items costs one error, not half a million.
+_FAIL_FAST = FailFast()
 _V1_1 = Since(WIRE_1_1)
 _V1_1_ESSENTIAL = Since(WIRE_1_1, safe_to_drop=False)
 
@@ -69,7 +71,7 @@ class DeviceInfo(Message):
     size_bytes: Count
     model: StrictStr | None = None
     existing_fs: StrictStr | None = None
-    numa_node: int | None = None
+    numa_node: Int32 | None = None
 
 
 # -- requests ------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ class CommitWrite(Request):
     write_through: Flag = False
     sha256: Sha256 | None = None
     local_only: Annotated[Flag | None, _V1_1_ESSENTIAL] = None
-    chunk_checksums: Annotated[tuple[Crc32, ...] | None, _V1_1] = None
+    chunk_checksums: Annotated[tuple[Crc32, ...] | None, _FAIL_FAST, _V1_1] = None
     stage_id: Annotated[StageId | None, _V1_1_ESSENTIAL] = None
 
 
@@ -222,30 +224,39 @@ class PongReply(Reply):
     """Yes. To a ping it also says what the daemon speaks and which start of the process answers."""
 
     status: ClassVar[str] = "PONG"
-    wire: Annotated[tuple[int, ...] | None, _V1_1] = None
+    wire: Annotated[tuple[Count, ...] | None, _FAIL_FAST, _V1_1] = None
     daemon: Annotated[StrictStr | None, _V1_1] = None
     instance_id: Annotated[StrictStr | None, _V1_1] = None
-    features: Annotated[tuple[StrictStr, ...] | None, _V1_1] = None
+    features: Annotated[tuple[StrictStr, ...] | None, _FAIL_FAST, _V1_1] = None
 
 
 class DevicesReply(Reply):
     """The pool's devices."""
 
     status: ClassVar[str] = "OK"
-    devices: tuple[DeviceInfo, ...]
+    devices: Annotated[tuple[DeviceInfo, ...], _FAIL_FAST]
 
 
 class _LayoutReply(Reply):
     object_size: SizeBytes
     chunk_size: Count = CHUNK_SIZE
-    chunk_layout: tuple[ChunkLocation, ...]
+    chunk_layout: Annotated[tuple[ChunkLocation, ...], _FAIL_FAST]
+
+
+def _known_status(value: object) -> object:
+    # A newer daemon may have states that this side lacks, and old clients ignore words that they do not know.
+    return None if isinstance(value, str) and value not in SyncStatus.__members__ else value
+
+
+_KNOWN_STATUS = BeforeValidator(_known_status)
 
 
 class HitReply(_LayoutReply):
-    """The object is here. `sync_status` STAGED says that nothing was ever committed under this uri."""
+    """The object is here. `sync_status` STAGED says that nothing was ever committed under this uri; None
+    says that the daemon told no state, or one that this side does not know."""
 
     status: ClassVar[str] = "HIT"
-    sync_status: Annotated[SyncStatus | None, _V1_1] = None
+    sync_status: Annotated[SyncStatus | None, _KNOWN_STATUS, _V1_1] = None
     generation: Annotated[Generation | None, _V1_1] = None
 
 
@@ -280,12 +291,18 @@ class StatusReply(Reply):
 
     status: ClassVar[str] = "OK"
 
+    @model_validator(mode="after")
+    def _keeps_the_reply_word(self) -> StatusReply:
+        if "status" in (self.model_extra or ()):
+            raise ValueError("'status' is the word of the reply itself; name the field otherwise")
+        return self
+
 
 class StagedReply(_LayoutReply):
     """Blocks are reserved; write to `chunk_layout`, then commit. `object_size` is the whole staged size."""
 
     status: ClassVar[str] = "WRITESTAGED"
-    sync_status: SyncStatus
+    sync_status: Annotated[SyncStatus | None, _KNOWN_STATUS]
     stage_id: Annotated[StageId | None, _V1_1] = None
 
 
@@ -294,7 +311,7 @@ class CommittedReply(Reply):
 
     status: ClassVar[str] = "WRITECOMMITTED"
     object_size: SizeBytes
-    sync_status: SyncStatus
+    sync_status: Annotated[SyncStatus | None, _KNOWN_STATUS]
     generation: Annotated[Generation | None, _V1_1] = None
 
 
@@ -302,13 +319,13 @@ class WriteStatusReply(Reply):
     """Where the object stands; `sync_progress_percent` is 0 to 100."""
 
     status: ClassVar[str] = "OK"
-    sync_status: SyncStatus
-    sync_progress_percent: Annotated[float, Field(ge=0, le=100)]
+    sync_status: Annotated[SyncStatus | None, _KNOWN_STATUS]
+    sync_progress_percent: Percent
 
 
 def _known_code(value: object) -> object:
     # A newer daemon may have words that this list lacks; the sentence beside it says enough.
-    return value if value in ErrorCode.__members__ else None
+    return value if isinstance(value, str) and value in ErrorCode.__members__ else None
 
 
 class ErrorReply(Reply):
@@ -340,33 +357,13 @@ REPLIES: dict[type[Request], tuple[type[Reply], ...]] = {
 
 REQUESTS: dict[str, type[Request]] = {request.action: request for request in REPLIES}
 
-# Spellings that old clients accept, so other daemons may send them.
-STATUS_ALIASES: dict[str, str] = {"WRITE_STAGED": "WRITESTAGED", "WRITE_COMMITTED": "WRITECOMMITTED"}
+# Other spellings that old clients take for the same answer, so other daemons may send them.
+STATUS_ALIASES: dict[type[Reply], tuple[str, ...]] = {
+    StagedReply: ("WRITE_STAGED",),
+    CommittedReply: ("WRITE_COMMITTED",),
+    EvictedReply: ("PONG", "OK"),
+    PurgedReply: ("PONG", "OK"),
+}
 
-
-@lru_cache(maxsize=None)
-def since_marks(model: type[BaseModel]) -> dict[str, Since]:
-    """Field name -> its mark, for the fields of `model` that came after wire 1.0."""
-    marks = {name: _mark(info) for name, info in model.model_fields.items()}
-    return {name: mark for name, mark in marks.items() if mark is not None}
-
-
-def newer_fields(model: type[BaseModel], version: WireVersion) -> dict[str, Since]:
-    """The fields of `model` that a peer of `version` does not know."""
-    return {name: mark for name, mark in since_marks(model).items() if mark.version > version}
-
-
-@lru_cache(maxsize=None)
-def item_models(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Field name -> the model of its items, for the fields of `model` that hold a list of models."""
-    found = {}
-    for name, info in model.model_fields.items():
-        for argument in get_args(info.annotation):
-            if isinstance(argument, type) and issubclass(argument, BaseModel):
-                found[name] = argument
-    return found
-
-
-def _mark(info: FieldInfo) -> Since | None:
-    found: list[Any] = [item for item in info.metadata if isinstance(item, Since)]
-    return found[0] if found else None
+# Old clients never look at the status of these replies, so other daemons may send any word, or none.
+STATUS_FREE: frozenset[type[Request]] = frozenset({GetDevices, GetStatus, GetWriteStatus})

@@ -89,9 +89,7 @@ DEFAULT_LIMITS = Limits()
 class Session:
     """One connection's protocol state, for either end of it."""
 
-    def __init__(
-        self, role: Role, *, version: WireVersion = LATEST, limits: Limits = DEFAULT_LIMITS
-    ) -> None:
+    def __init__(self, role: Role, *, version: WireVersion = LATEST, limits: Limits = DEFAULT_LIMITS) -> None:
         self.role = role
         self.version = version
         self.unknown_fields = 0
@@ -143,23 +141,22 @@ class Session:
             LocalProtocolError: the peer's wire version cannot carry it, or it is too long.
         """
         data = json_lines.encode_request(request, self.version)
-        if len(data) > self._limits.max_request_bytes:
-            raise LocalProtocolError(
-                f"{request.action}: {len(data)} bytes are more than one request may have "
-                f"({self._limits.max_request_bytes})"
-            )
+        _check_length(request.action, data, self._limits.max_request_bytes)
         return self._opened(request), data
 
     def send_reply(self, request_id: int, reply: Reply) -> bytes:
         """The bytes that answer the request `request_id`.
 
         Raises:
-            LocalProtocolError: it is not the oldest unanswered request.
+            LocalProtocolError: it is not the oldest unanswered request; or the reply is too long or holds
+                what JSON cannot, and the request is still unanswered.
         """
         if not self._open or self._open[0][0] != request_id:
             raise LocalProtocolError(f"request {request_id} is not the next to be answered on wire 1")
+        data = json_lines.encode_reply(reply, self.version)
+        _check_length(reply.status, data, self._limits.max_reply_bytes)
         self._open.popleft()
-        return json_lines.encode_reply(reply, self.version)
+        return data
 
     def _opened(self, request: Request | None) -> int:
         request_id = self._next_id
@@ -189,3 +186,9 @@ class Session:
             raise RemoteProtocolError(error.message) from None
         self.unknown_fields += unknown
         return ReplyReceived(request_id, reply)
+
+
+def _check_length(word: str, line: bytes, most: int) -> None:
+    length = len(line) - 1  # the newline does not count
+    if length > most:
+        raise LocalProtocolError(f"{word}: {length} bytes are more than one line may have ({most})")

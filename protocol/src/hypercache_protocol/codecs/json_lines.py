@@ -9,26 +9,16 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
+from pydantic_core import PydanticSerializationError, from_json
 
 from ..errors import ErrorCode, InvalidMessage, LocalProtocolError, RemoteProtocolError
-from ..messages import (
-    REPLIES,
-    REQUESTS,
-    STATUS_ALIASES,
-    ErrorReply,
-    Message,
-    Reply,
-    Request,
-    item_models,
-    newer_fields,
-)
+from ..messages import REPLIES, REQUESTS, STATUS_FREE, ErrorReply, Message, Reply, Request
+from ..schema import item_models, newer_fields, reply_words, required_fields
 from ..versions import LATEST, WireVersion
-
 
 _M = TypeVar("_M", bound=Message)
 
@@ -87,18 +77,25 @@ def encode_request(request: Request, version: WireVersion = LATEST) -> bytes:
 
 
 def encode_reply(reply: Reply, version: WireVersion = LATEST) -> bytes:
-    """The line that carries `reply`; every field a 1.0 peer does not know may be dropped for it."""
+    """The line that carries `reply`; every field a 1.0 peer does not know may be dropped for it.
+
+    Raises:
+        LocalProtocolError: a StatusReply holds something that is not JSON.
+    """
     return _line("status", reply.status, reply, version)
 
 
 def _line(key: str, word: str, message: Message, version: WireVersion) -> bytes:
     exclude = None if version >= LATEST else _exclusions(type(message), version)
-    body = message.__pydantic_serializer__.to_json(message, exclude_none=True, exclude=exclude)
+    try:
+        body = message.__pydantic_serializer__.to_json(message, exclude_none=True, exclude=exclude)
+    except PydanticSerializationError as error:
+        raise LocalProtocolError(f"{word} cannot be written as JSON: {error}") from None
     head = f'{{"{key}":"{word}"'.encode()
     return head + (b"}\n" if body == b"{}" else b"," + body[1:] + b"\n")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _exclusions(model: type[BaseModel], version: WireVersion) -> dict[str, Any]:
     own: dict[str, Any] = dict.fromkeys(newer_fields(model, version), True)
     nested = {name: _exclusions(item, version) for name, item in item_models(model).items()}
@@ -138,18 +135,24 @@ def decode_reply(line: bytes, request: Request, version: WireVersion = LATEST) -
         InvalidMessage: the line is no reply, or none to this request.
     """
     fields = _json_object(line)
-    possible = {model.status: model for model in (*REPLIES[type(request)], ErrorReply)}
     status = fields.pop("status", None)
-    if status is None and len(possible) == 2:
-        # Old daemons may send no status where the answer has one shape only.
-        status = next(iter(possible))
+    model = _reply_model(type(request), status, fields)
+    if model is not None and model is not ErrorReply:
+        return _validated(model, f"the reply to {request.action}", fields, version)
     if not isinstance(status, str):
         raise InvalidMessage(f"the reply to {request.action} has no field 'status' that holds a string")
-    model = possible.get(STATUS_ALIASES.get(status, status))
-    if model is None:
-        message = fields.get("error_message") or f"the daemon answered {request.action} with {status[:64]!r}"
-        return ErrorReply(error_message=str(message)), 0
-    return _validated(model, f"the reply {status} to {request.action}", fields, version)
+    # An error stays an error however little it says: the request it answers is known.
+    if not isinstance(fields.get("error_message"), str):
+        fields["error_message"] = f"the daemon answered {request.action} with {status[:64]!r} and no reason"
+    return _validated(ErrorReply, f"the error reply to {request.action}", fields, version)
+
+
+def _reply_model(request: type[Request], status: object, fields: dict[str, Any]) -> type[Reply] | None:
+    model = reply_words(request).get(status) if isinstance(status, str) else None
+    if model is not None or request not in STATUS_FREE or "error_message" in fields:
+        return model
+    sole = REPLIES[request][0]
+    return sole if required_fields(sole) <= fields.keys() else None
 
 
 def _json_object(line: bytes) -> dict[str, Any]:
@@ -162,29 +165,36 @@ def _json_object(line: bytes) -> dict[str, Any]:
     return decoded
 
 
-def _validated(
-    model: type[_M], what: str, fields: dict[str, Any], version: WireVersion
-) -> tuple[_M, int]:
-    if version < LATEST:
-        fields = _as_seen_by(model, fields, version)
+def _validated(model: type[_M], what: str, fields: dict[str, Any], version: WireVersion) -> tuple[_M, int]:
+    seen = fields if version >= LATEST else _as_seen_by(model, fields, version)
     try:
-        return model.model_validate(fields), _count_unknown(model, fields)
+        message = model.model_validate(seen)
     except ValidationError as error:
         raise InvalidMessage(f"{what}: {_sentence(error)}") from None
+    return message, _count_unknown(message, fields)
 
 
-def _as_seen_by(model: type[BaseModel], fields: Mapping[str, Any], version: WireVersion) -> dict[str, Any]:
-    """The same fields with those renamed out of sight that came after `version`."""
+def _as_seen_by(model: type[BaseModel], fields: dict[str, Any], version: WireVersion) -> dict[str, Any]:
+    """The same fields without those that came after `version`, in the items of lists too."""
     hidden = newer_fields(model, version)
-    return {f"\0{name}" if name in hidden else name: value for name, value in fields.items()}
-
-
-def _count_unknown(model: type[BaseModel], fields: Mapping[str, Any]) -> int:
-    if model.model_config.get("extra") == "allow":
-        return 0
-    unknown = len(fields.keys() - model.model_fields.keys())
+    seen = {name: value for name, value in fields.items() if name not in hidden}
     for name, item_model in item_models(model).items():
-        unknown += sum(len(item.keys() - item_model.model_fields.keys()) for item in fields.get(name, ()))
+        items = seen.get(name)
+        if isinstance(items, list):
+            seen[name] = [
+                _as_seen_by(item_model, item, version) if isinstance(item, dict) else item for item in items
+            ]
+    return seen
+
+
+def _count_unknown(message: Message, fields: Mapping[str, Any]) -> int:
+    """How many of `fields`, those of the items of lists among them, `message` did not take."""
+    if message.model_extra is not None:
+        return 0
+    unknown = len(fields) - len(message.model_fields_set)
+    for name in item_models(type(message)):
+        items = zip(fields[name], getattr(message, name), strict=True)
+        unknown += sum(len(item) - len(taken.model_fields_set) for item, taken in items)
     return unknown
 
 
@@ -194,4 +204,11 @@ def _sentence(error: ValidationError) -> str:
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     if first["type"] == "missing":
         return f"the field {path!r} is missing"
-    return f"{path}: {first['msg'].removeprefix('Value error, ')} (got {repr(first['input'])[:64]})"
+    if first["type"] == "tuple_type":
+        return f"{path}: must be a list (got {_short(first['input'])})"
+    return f"{path}: {first['msg'].removeprefix('Value error, ')} (got {_short(first['input'])})"
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 64 else f"{shown[:63]}…"
