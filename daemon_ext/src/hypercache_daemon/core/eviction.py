@@ -1,0 +1,76 @@
+"""Which objects leave first when space is short.
+
+Rules:
+1. A policy knows only keys that may be evicted. Who may not (dirty, pinned, staged) is decided before: such
+   an object is `removed`, and `inserted` again when it may be.
+2. A policy names victims and removes nothing by itself; what was evicted is told by `removed`.
+3. The keys of a batch form a prefix chain: each is of use only while all before it are there. So a chain's
+   tail must leave before its head.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Protocol
+
+_FIRST_LOOK = 64
+
+
+class EvictionPolicy(Protocol):
+    """The order in which evictable objects leave a pool."""
+
+    def inserted(self, key: str, size_bytes: int) -> None:
+        """`key` may be evicted from now on; known already, it is as good as new and has the new size."""
+
+    def touched(self, keys_in_batch_order: Sequence[str]) -> None:
+        """These were asked for together, in this order; unknown keys are passed over."""
+
+    def removed(self, key: str) -> None:
+        """`key` is gone, or may not be evicted any more; an unknown key changes nothing."""
+
+    def victims(self) -> Iterator[str]:
+        """Every key once, coldest first.
+
+        The caller may remove what it was given, or leave it, before it asks for the next one. What others
+        remove meanwhile is not given; what others touch meanwhile may still be.
+        """
+
+
+class Lru:
+    """Least recently used leaves first; within a batch the last key does."""
+
+    def __init__(self) -> None:
+        self._coldest_first: OrderedDict[str, None] = OrderedDict()
+
+    def inserted(self, key: str, size_bytes: int) -> None:  # noqa: ARG002 - size does not matter to this policy
+        """`key` is the hottest now, whatever its size."""
+        self._coldest_first[key] = None
+        self._coldest_first.move_to_end(key)
+
+    def touched(self, keys_in_batch_order: Sequence[str]) -> None:
+        """The batch's first key is the hottest now, the others follow it; unknown keys are passed over."""
+        for key in reversed(keys_in_batch_order):
+            if key in self._coldest_first:
+                self._coldest_first.move_to_end(key)
+
+    def removed(self, key: str) -> None:
+        """Forgets `key`."""
+        self._coldest_first.pop(key, None)
+
+    def victims(self) -> Iterator[str]:
+        """Every key once, coldest first; see `EvictionPolicy.victims`."""
+        given: set[str] = set()
+        look = _FIRST_LOOK
+        # An OrderedDict must not change while it is iterated, and a copy of a million keys for the sake of
+        # one victim is too dear. Looks that double cost no more than one pass, whatever the caller leaves.
+        while True:
+            ahead = list(islice(self._coldest_first, look))
+            for key in ahead:
+                if key not in given and key in self._coldest_first:
+                    given.add(key)
+                    yield key
+            if len(ahead) < look:
+                return
+            look *= 2
