@@ -1,0 +1,394 @@
+"""The catalog: what survives a restart, in one SQLite file.
+
+Rules:
+1. Changes are written in the order they were handed in, in one thread; those that wait together share one
+   transaction (group commit).
+2. `write` returns after its changes are durable: against SIGKILL always, against power loss where any of
+   them is not `casual`. `post` only promises the order.
+3. A transaction that fails changed nothing and fails each `write` in it; posted changes are kept and go
+   first in the next one.
+4. A catalog that is torn, newer than this program or another pool's is refused, never repaired or replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+import trio
+
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import SyncStatus
+
+from .core.allocator import Extent
+from .core.objects import StoredObject
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE objects (
+    uri TEXT PRIMARY KEY, generation INTEGER NOT NULL, state TEXT NOT NULL, tier TEXT NOT NULL,
+    size_bytes INTEGER NOT NULL, pinned INTEGER NOT NULL, announce_committed INTEGER NOT NULL,
+    extents BLOB NOT NULL, checksums BLOB, sha256 TEXT
+) WITHOUT ROWID;
+CREATE TABLE holds (
+    hold_id TEXT NOT NULL, part INTEGER NOT NULL, tier TEXT NOT NULL, extents BLOB NOT NULL,
+    writer INTEGER NOT NULL, PRIMARY KEY (hold_id, part)
+) WITHOUT ROWID;
+"""
+
+_PRAGMAS = {
+    "journal_mode": "WAL",
+    "temp_store": "MEMORY",
+    "wal_autocheckpoint": "4000",  # pages: a checkpoint costs two fsyncs, so not after each transaction
+    "busy_timeout": "0",  # nobody else may use this file
+    "locking_mode": "EXCLUSIVE",
+}
+
+
+class CatalogError(Exception):
+    """The catalog cannot be used or written; the sentence says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write an object, over the one with its uri if there is one."""
+
+    stored: StoredObject
+    casual: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Forget an object."""
+
+    uri: str
+    casual: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AddHold:
+    """Blocks without an owner that must not be handed out. A power loss ends their writers and readers
+    too, so this needs to survive no more than the daemon's own death: it is casual. A hold may come in
+    parts, as a streamed write does."""
+
+    hold_id: str
+    tier: Tier
+    extents: tuple[Extent, ...]
+    writer: bool
+    part: int = 0
+    casual: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DropHold:
+    """The blocks of a hold are free, or have an owner."""
+
+    hold_id: str
+    casual: bool = True
+
+
+Change = Put | Delete | AddHold | DropHold
+
+
+class _Entry:
+    """Changes that wait for their transaction, in order; `posted` ones have nobody who waits for them."""
+
+    def __init__(self, changes: Sequence[Change], *, posted: bool) -> None:
+        self.changes = changes
+        self.posted = posted
+        self.done = trio.Event()
+        self.error: CatalogError | None = None
+
+
+class Catalog:
+    """The open catalog. `run` must be running for `write` to return."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, epoch: int) -> None:
+        self.path = path
+        self.epoch = epoch
+        """The number of this start of the daemon: grows by one each time."""
+        self.transactions = 0
+        self._connection = connection
+        self._queue: list[_Entry] = []
+        self._wake = trio.Event()
+
+    # -- opening, before Trio runs anything else -------------------------------------------------------
+
+    @staticmethod
+    def create(path: Path, pool_id: str, *, replace: bool) -> None:
+        """Make the empty catalog of a new pool, durably.
+
+        Args:
+            replace: give up the catalog that lies there.
+
+        Raises:
+            CatalogError: there is one and it may not be replaced, or the folder cannot be used.
+        """
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if replace:
+                for file in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
+                    file.unlink(missing_ok=True)
+            path.touch(mode=0o600, exist_ok=False)
+        except FileExistsError:
+            raise CatalogError(
+                f"the catalog {path} exists although the devices are blank; it belongs to another pool: give "
+                "another --state-dir, or start with --format to replace it"
+            ) from None
+        except OSError as error:
+            raise CatalogError(f"the catalog {path} cannot be made: {error.strerror}") from error
+        with _opened(path) as connection:
+            _create(connection, pool_id)
+            connection.close()
+
+    @classmethod
+    def open(cls, path: Path, pool_id: str) -> Catalog:
+        """Open the catalog of the pool `pool_id`.
+
+        Raises:
+            CatalogError: it is missing, torn, another pool's, newer, or in use.
+        """
+        if not path.exists():
+            raise CatalogError(
+                f"the catalog {path} is missing although the devices are in use; give the --state-dir it lies "
+                f"in; or {_WAY_OUT}"
+            )
+        with _opened(path) as connection:
+            _check(connection, path, pool_id)
+            epoch = int(_meta(connection, "epoch")) + 1
+            with _transaction(connection, durable=True):
+                connection.execute("UPDATE meta SET value=? WHERE name='epoch'", (str(epoch),))
+            return cls(connection, path, epoch)
+
+    def objects(self) -> Iterator[StoredObject]:
+        """Every object, oldest commit first."""
+        query = f"SELECT {_OBJECT_COLUMNS} FROM objects ORDER BY generation"
+        try:
+            for row in self._connection.execute(query):
+                yield _object(row)
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            raise CatalogError(f"the catalog {self.path} is damaged: {error}; {_WAY_OUT}") from error
+
+    def holds(self) -> Iterator[AddHold]:
+        """Every hold that a daemon before this one left."""
+        query = "SELECT hold_id, tier, extents, writer, part FROM holds"
+        for hold_id, tier, extents, writer, part in self._connection.execute(query):
+            yield AddHold(hold_id, Tier(tier), _extents(extents), bool(writer), part)
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    async def write(self, changes: Sequence[Change]) -> None:
+        """Make the changes durable, all or none.
+
+        Raises:
+            CatalogError: they were not made.
+
+        If cancelled: they may have been made or not.
+        """
+        entry = self._enter(changes, posted=False)
+        await entry.done.wait()
+        if entry.error is not None:
+            raise entry.error
+
+    def post(self, changes: Sequence[Change]) -> None:
+        """Have the changes made before any that is handed in later."""
+        self._enter(changes, posted=True)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write what is handed in until cancelled, then write what is left and close the file."""
+        try:
+            task_status.started()
+            while True:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                await self._write_waiting()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._write_waiting()
+                await trio.to_thread.run_sync(self._connection.close)
+
+    def close(self) -> None:
+        """Close the file without `run` having run."""
+        self._connection.close()
+
+    def _enter(self, changes: Sequence[Change], *, posted: bool) -> _Entry:
+        entry = _Entry(changes, posted=posted)
+        self._queue.append(entry)
+        self._wake.set()
+        return entry
+
+    async def _write_waiting(self) -> None:
+        entries, self._queue = self._queue, []
+        error: CatalogError | None = None
+        try:
+            await trio.to_thread.run_sync(self._apply, [c for entry in entries for c in entry.changes])
+        except sqlite3.Error as problem:
+            error = CatalogError(f"the catalog {self.path} could not be written: {problem}")
+            log.error("%s", error)
+            self._queue[:0] = [entry for entry in entries if entry.posted]
+        for entry in entries:
+            entry.error = error
+            entry.done.set()
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        if not changes:
+            return
+        durable = not all(change.casual for change in changes)
+        with _transaction(self._connection, durable=durable):
+            for change in changes:
+                _apply_one(self._connection, change)
+        self.transactions += 1
+
+
+_WAY_OUT = "restore it from a backup, or start with --format to give up every object of this pool"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """The database, set up; closed where the body fails, and SQLite's complaints put into words."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        for name, value in _PRAGMAS.items():
+            connection.execute(f"PRAGMA {name}={value}")
+        yield connection
+    except sqlite3.Error as error:
+        connection.close()
+        raise CatalogError(f"the catalog {path} cannot be used: {error}; {_WAY_OUT}") from error
+    except BaseException:
+        connection.close()
+        raise
+
+
+class _transaction:
+    """One transaction: committed at the end of the block, rolled back where it raises."""
+
+    def __init__(self, connection: sqlite3.Connection, *, durable: bool) -> None:
+        self._connection = connection
+        # FULL syncs the log at each commit; NORMAL leaves that to the next checkpoint or FULL commit.
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            try:
+                self._connection.execute("COMMIT")
+            except sqlite3.Error:
+                self._roll_back()
+                raise
+        else:
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        # SQLite rolls back by itself on some errors; a second time would be an error of its own.
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+
+def _create(connection: sqlite3.Connection, pool_id: str) -> None:
+    with _transaction(connection, durable=True):
+        for statement in _SCHEMA.split(";"):
+            connection.execute(statement)
+        rows = {"schema": str(SCHEMA_VERSION), "pool_id": pool_id, "epoch": "0"}
+        connection.executemany("INSERT INTO meta VALUES (?, ?)", rows.items())
+
+
+def _meta(connection: sqlite3.Connection, name: str) -> str:
+    row = connection.execute("SELECT value FROM meta WHERE name=?", (name,)).fetchone()
+    if row is None:
+        raise sqlite3.DatabaseError(f"it has no {name!r}")
+    return str(row[0])
+
+
+def _check(connection: sqlite3.Connection, path: Path, pool_id: str) -> None:
+    schema = int(_meta(connection, "schema"))
+    if schema > SCHEMA_VERSION:
+        raise CatalogError(
+            f"the catalog {path} has schema {schema} and this release knows up to {SCHEMA_VERSION}: "
+            f"it was written by a newer hypercached; start that one"
+        )
+    if _meta(connection, "pool_id") != pool_id:
+        raise CatalogError(f"the catalog {path} belongs to another pool than the devices; {_WAY_OUT}")
+    problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise CatalogError(f"the catalog {path} is damaged ({problem}); {_WAY_OUT}")
+
+
+# -- rows ----------------------------------------------------------------------------------------------
+
+_OBJECT_COLUMNS = (
+    "uri, generation, state, tier, size_bytes, pinned, announce_committed, extents, checksums, sha256"
+)
+_PUT = f"INSERT OR REPLACE INTO objects ({_OBJECT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+def _apply_one(connection: sqlite3.Connection, change: Change) -> None:
+    match change:
+        case Put(stored):
+            connection.execute(_PUT, _row(stored))
+        case Delete(uri):
+            connection.execute("DELETE FROM objects WHERE uri=?", (uri,))
+        case AddHold(hold_id, tier, extents, writer, part):
+            row = (hold_id, part, tier.value, _packed(extents), writer)
+            connection.execute("INSERT OR REPLACE INTO holds VALUES (?, ?, ?, ?, ?)", row)
+        case DropHold(hold_id):
+            connection.execute("DELETE FROM holds WHERE hold_id=?", (hold_id,))
+
+
+def _row(stored: StoredObject) -> tuple[object, ...]:
+    return (
+        stored.uri,
+        stored.generation,
+        stored.state.value,
+        stored.tier.value,
+        stored.size_bytes,
+        stored.pinned,
+        stored.announce_committed,
+        _packed(stored.extents),
+        None if stored.checksums is None else array("I", stored.checksums).tobytes(),
+        stored.sha256,
+    )
+
+
+def _object(row: Sequence[object]) -> StoredObject:
+    uri, generation, state, tier, size_bytes, pinned, announce, extents, checksums, sha256 = row
+    if not (
+        isinstance(uri, str)
+        and isinstance(generation, int)
+        and isinstance(size_bytes, int)
+        and isinstance(extents, bytes)
+        and isinstance(checksums, bytes | None)
+    ):
+        raise ValueError(f"the row of {uri!r} has a value of a wrong type")
+    return StoredObject(
+        uri,
+        Tier(tier),
+        size_bytes,
+        _extents(extents),
+        None if checksums is None else tuple(array("I", checksums)),
+        generation,
+        SyncStatus(state),
+        bool(pinned),
+        None if sha256 is None else str(sha256),
+        bool(announce),
+    )
+
+
+def _packed(extents: Sequence[Extent]) -> bytes:
+    packed: bytes = msgpack.packb([(e.device, e.offset, e.length) for e in extents])
+    return packed
+
+
+def _extents(packed: bytes) -> tuple[Extent, ...]:
+    return tuple(Extent(*numbers) for numbers in msgpack.unpackb(packed))

@@ -1,0 +1,178 @@
+"""Arguments and a TOML file become one frozen Config, or one sentence that says what to change."""
+
+from __future__ import annotations
+
+import argparse
+import grp
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
+
+from hypercache_protocol.versions import LATEST, RELEASED, WireVersion
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+
+class ConfigError(Exception):
+    """The configuration is refused; the sentence says what to change."""
+
+
+class Config(BaseModel):
+    """Everything that an operator may set. A field's name is its TOML key and, with `-` for `_`, its
+    argument; sizes are bytes or words such as 8GiB, times are seconds, shares are 0 to 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    socket: Path = Path("/run/hypercache/hypercache.sock")
+    pool_dir: Path | None = None
+    pool_size: ByteSize = ByteSize(8 * GIB)
+    devices: Annotated[int, Field(ge=1, le=1024)] = 4
+    device: tuple[str, ...] = ()
+    ram_dir: Path | None = None
+    ram_size: ByteSize = ByteSize(256 * MIB)
+    state_dir: Path | None = None
+    backend: str | None = None
+    ingest_prefix: tuple[str, ...] = ()
+    group: str | None = None
+    format: bool = False
+    wire: str = str(LATEST)
+    log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
+    max_connections: Annotated[int, Field(ge=1)] = 4096
+    quarantine_s: Annotated[float, Field(ge=0)] = 10.0
+    quarantine_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    stage_expiry_s: Annotated[float, Field(gt=0)] = 3600.0
+    evict_above: Annotated[float, Field(gt=0, le=1)] = 0.95
+    evict_down_to: Annotated[float, Field(gt=0, le=1)] = 0.90
+    shutdown_grace_s: Annotated[float, Field(ge=0)] = 10.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if (self.pool_dir is None) == (not self.device):
+            raise ValueError("give either --pool-dir or --device (repeated), and not both")
+        if self.device and self.state_dir is None:
+            raise ValueError("--device needs --state-dir, the folder for the catalog")
+        if self.evict_down_to > self.evict_above:
+            raise ValueError("--evict-down-to must not be above --evict-above")
+        if self.wire not in {str(version) for version in RELEASED}:
+            raise ValueError(f"--wire must be one of {', '.join(map(str, RELEASED))}")
+        return self
+
+    @property
+    def catalog_dir(self) -> Path:
+        """Where the catalog lies."""
+        folder = self.state_dir or self.pool_dir
+        assert folder is not None, "checked by _consistent"
+        return folder
+
+    @property
+    def wire_version(self) -> WireVersion:
+        """The newest wire version to speak."""
+        return next(version for version in RELEASED if str(version) == self.wire)
+
+    @property
+    def ram_size_was_given(self) -> bool:
+        """True where the operator asked for this size of RAM tier."""
+        return "ram_size" in self.model_fields_set
+
+    def gid(self) -> int | None:
+        """The number of the configured group."""
+        if self.group is None:
+            return None
+        try:
+            return grp.getgrnam(self.group).gr_gid
+        except KeyError:
+            raise ConfigError(f"--group: there is no group {self.group!r} on this machine") from None
+
+
+_HELP: dict[str, str] = {
+    "socket": "Unix socket to answer on",
+    "pool_dir": "folder for device files that the daemon makes itself",
+    "pool_size": "size of all device files in --pool-dir together",
+    "devices": "number of device files in --pool-dir",
+    "device": "block device, loop device or existing file to use; repeat for more",
+    "ram_dir": "folder for the RAM tier's files (default: one of its own under /dev/shm)",
+    "ram_size": "size of the RAM tier; 0 turns it off",
+    "state_dir": "folder for the catalog (default: --pool-dir)",
+    "backend": "fsspec URL of the authoritative store behind the cache",
+    "ingest_prefix": "place outside the backend that objects may be fetched from; repeat for more",
+    "group": "group that may use the socket, devices and RAM files",
+    "format": "give up everything on the devices and in the catalog, and start empty",
+    "wire": f"newest wire version to speak: {', '.join(map(str, RELEASED))}",
+    "log_level": "debug, info, warning or error",
+    "max_connections": "connections served at once",
+    "quarantine_s": "seconds that freed blocks rest before they are used again",
+    "quarantine_share": "share of a pool that may rest; above it the oldest are used again sooner",
+    "stage_expiry_s": "seconds after which a staged write that nobody touched is dropped",
+    "evict_above": "share of a pool above which eviction starts",
+    "evict_down_to": "share of a pool down to which it goes on",
+    "shutdown_grace_s": "seconds that requests under way get when the daemon stops",
+}
+
+
+def parse(arguments: Sequence[str]) -> Config:
+    """The configuration that the arguments, and the TOML file they may name, describe.
+
+    Raises:
+        ConfigError: something in it is wrong.
+        SystemExit: --help, or an argument that does not exist.
+    """
+    given = {
+        name: value for name, value in vars(_parser().parse_args(arguments)).items() if value is not None
+    }
+    path = given.pop("config", None)
+    try:
+        return Config.model_validate({**(_from_file(path) if path else {}), **given})
+    except ValidationError as error:
+        raise ConfigError(_sentence(error)) from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hypercached",
+        description="HyperCache's control plane: answers over a Unix socket where an object's bytes lie.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with any of these settings")
+    for name, info in Config.model_fields.items():
+        flag = "--" + name.replace("_", "-")
+        if info.annotation is bool:
+            parser.add_argument(flag, dest=name, action="store_true", default=None, help=_HELP[name])
+        elif info.annotation == tuple[str, ...]:
+            parser.add_argument(flag, dest=name, action="append", metavar="…", help=_HELP[name])
+        else:
+            default = "" if info.default is None else f" (default: {_shown(info.default)})"
+            parser.add_argument(flag, dest=name, metavar="…", help=_HELP[name] + default)
+    return parser
+
+
+def _shown(default: object) -> str:
+    return default.human_readable() if isinstance(default, ByteSize) else str(default)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        settings: dict[str, Any] = tomllib.loads(path.read_text())
+        return settings
+    except OSError as error:
+        raise ConfigError(f"--config: {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: {path} is not TOML: {error}") from error
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return message
+    name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        return f"there is no setting {name!r}; known are {', '.join(Config.model_fields)}"
+    return f"--{name.replace('_', '-')}: {message} (got {first['input']!r})"

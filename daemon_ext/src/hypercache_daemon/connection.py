@@ -1,0 +1,140 @@
+"""One client's connection: bytes to the session, requests to the handlers, replies back.
+
+Rules:
+1. On wire 1 requests are answered one by one, in order.
+2. Nothing that a client sends or fails to read costs another client anything but its share of the CPU.
+3. Replies that are ready are never held back behind a request that waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import trio
+
+from hypercache_protocol.session import (
+    ConnectionClosed,
+    Limits,
+    NeedData,
+    ReplyReceived,
+    RequestReceived,
+    RequestRejected,
+    Role,
+    Session,
+)
+from hypercache_protocol.versions import WireVersion
+
+from .handlers import Handlers
+
+log = logging.getLogger(__name__)
+
+_READ_BYTES = 64 * 1024
+_FLUSH_BYTES = 64 * 1024
+_TURN = 64  # requests answered before other connections get their turn
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What one client may cost."""
+
+    session: Limits
+    send_timeout_s: float = 60.0
+    drain_s: float = 2.0
+    drain_bytes: int = 16 * 1024 * 1024
+
+
+class Connection:
+    """Serves one client until it closes, breaks the wire, or the daemon stops."""
+
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        connection_id: int,
+        handlers: Handlers,
+        version: WireVersion,
+        limits: ConnectionLimits,
+    ) -> None:
+        self._stream = stream
+        self._id = connection_id
+        self._handlers = handlers
+        self._limits = limits
+        self._session = Session(Role.DAEMON, version=version, limits=limits.session)
+        self._out = bytearray()
+        self._reading = trio.CancelScope()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Close once the request under way is answered."""
+        self._stopping = True
+        self._reading.cancel()
+
+    async def serve(self) -> None:
+        """Serve until the end; the stream is closed on every way out."""
+        async with self._stream:
+            try:
+                await self._serve()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                log.debug("connection %d went away", self._id)
+            except trio.TooSlowError:
+                log.warning(
+                    "connection %d did not read its replies for %g s and was closed",
+                    self._id,
+                    self._limits.send_timeout_s,
+                )
+
+    async def _serve(self) -> None:
+        answered = 0
+        while not self._stopping:
+            event = self._session.next_event()
+            match event:
+                case NeedData():
+                    await self._flush()
+                    await self._read()
+                case RequestReceived():
+                    await self._answer(event)
+                    answered += 1
+                    if answered % _TURN == 0:
+                        await trio.lowlevel.checkpoint()
+                case RequestRejected():
+                    self._out += self._session.send_reply(event.request_id, event.reply)
+                    if event.fatal:
+                        await self._refuse()
+                        return
+                case ConnectionClosed():
+                    break
+                case ReplyReceived():
+                    raise AssertionError("a daemon's session receives no replies")
+        await self._flush()
+
+    async def _read(self) -> None:
+        self._reading = trio.CancelScope()
+        if self._stopping:
+            return
+        with self._reading:
+            self._session.receive_data(await self._stream.receive_some(_READ_BYTES))
+
+    async def _answer(self, event: RequestReceived) -> None:
+        reply = self._handlers.answer_now(event.request)
+        if reply is None:
+            await self._flush()
+            reply = await self._handlers.answer(event.request, self._id)
+        self._out += self._session.send_reply(event.request_id, reply)
+        if len(self._out) >= _FLUSH_BYTES:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        if self._out:
+            out, self._out = self._out, bytearray()
+            with trio.fail_after(self._limits.send_timeout_s):
+                await self._stream.send_all(out)
+
+    async def _refuse(self) -> None:
+        """Send what is left, then read on for a moment: closing on unread bytes would reset the
+        connection before the client has seen why."""
+        await self._flush()
+        await self._stream.send_eof()
+        left = self._limits.drain_bytes
+        with trio.move_on_after(self._limits.drain_s):
+            while left > 0 and (data := await self._stream.receive_some(_READ_BYTES)):
+                left -= len(data)

@@ -1,0 +1,307 @@
+"""The cache's decisions: which write becomes which object, and what is free. No I/O, and time is an argument.
+
+Rules:
+1. Every change that the catalog must know of first has a `plan_…` that changes nothing and an `apply_…`
+   that cannot fail. The shell makes the plan durable in between, under a lock on the uri.
+2. Blocks go free -> staged -> used -> quarantined -> free, and never skip the quarantine once a client has
+   seen them.
+3. A commit swaps whole objects: a reader gets the old layout or the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import StateEvent, SyncStatus, next_state
+
+from .allocator import Extent
+from .objects import Hold, NoSpace, StagedWrite, StoredObject
+from .pool import Pool
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long blocks rest, in seconds."""
+
+    quarantine_s: float = 10.0
+    stage_expiry_s: float = 3600.0
+
+
+@dataclass(frozen=True)
+class NotStaged:
+    """No staged write fits the request; `stale` where its stage_id is no longer valid."""
+
+    uri: str
+    stale: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StageOptions:
+    """What a stage_write asks for beside its size."""
+
+    auto_flush: bool
+    write_through: bool
+    pinned: bool
+
+
+class Cache:
+    """All objects, staged writes and pools of one daemon.
+
+    Args:
+        epoch: differs at every start of the daemon and grows; it keeps generations and stage ids unique.
+    """
+
+    def __init__(self, pools: Mapping[Tier, Pool], epoch: int, times: Times) -> None:
+        self.pools = pools
+        self.times = times
+        self._epoch = epoch
+        self._counter = 0
+        self._objects: dict[str, StoredObject] = {}
+        self._staged: dict[str, StagedWrite] = {}  # by stage_id, oldest first
+        self._staged_by_uri: dict[str, list[StagedWrite]] = {}
+        self._reading: dict[int, int] = {}  # generation -> the daemon's own readers
+        self._parked: dict[int, Hold] = {}
+
+    # -- looking ---------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def get(self, uri: str) -> StoredObject | None:
+        """The committed object, without touching it."""
+        return self._objects.get(uri)
+
+    def locate(self, uris: Sequence[str]) -> list[StoredObject | None]:
+        """The committed objects of one batch, in its order; counts as a use of each."""
+        found = [self._objects.get(uri) for uri in uris]
+        for tier, pool in self.pools.items():
+            pool.policy.touched([stored.uri for stored in found if stored and stored.tier is tier])
+        return found
+
+    def newest_staged(self, uri: str) -> StagedWrite | None:
+        """What is being written under a uri."""
+        writes = self._staged_by_uri.get(uri)
+        return writes[-1] if writes else None
+
+    def objects(self) -> Iterator[StoredObject]:
+        """Every committed object, in no promised order."""
+        return iter(tuple(self._objects.values()))
+
+    def counts(self) -> dict[SyncStatus, int]:
+        """How many objects and staged writes are in each state."""
+        counts = {state: sum(pool.counts[state] for pool in self.pools.values()) for state in SyncStatus}
+        return counts | {SyncStatus.STAGED: len(self._staged)}
+
+    # -- staging ---------------------------------------------------------------------------------------
+
+    def stage(
+        self, uri: str, size_bytes: int, tier: Tier, connection_id: int, options: StageOptions, now: float
+    ) -> StagedWrite | NoSpace:
+        """Blocks of its own for a new write of `uri`."""
+        pool = self.pools[tier]
+        extents = pool.allocate_staged(size_bytes)
+        if extents is None:
+            return pool.no_space(size_bytes)
+        sequence = self._next()
+        staged = StagedWrite(
+            f"{sequence:x}",
+            sequence,
+            uri,
+            tier,
+            connection_id,
+            options.auto_flush,
+            options.write_through,
+            options.pinned,
+            now,
+            list(extents),
+            size_bytes,
+        )
+        self._staged[staged.stage_id] = staged
+        self._staged_by_uri.setdefault(uri, []).append(staged)
+        return staged
+
+    def append(self, staged: StagedWrite, size_bytes: int, now: float) -> tuple[Extent, ...] | NoSpace:
+        """More blocks for a staged write: only the new ones."""
+        pool = self.pools[staged.tier]
+        extents = pool.allocate_staged(size_bytes)
+        if extents is None:
+            return pool.no_space(size_bytes)
+        staged.extents.extend(extents)
+        staged.size_bytes += size_bytes
+        staged.touched_at = now
+        return extents
+
+    def find_staged(self, uri: str, connection_id: int, stage_id: str | None) -> StagedWrite | NotStaged:
+        """The write that an append or a commit means: the one named, else the connection's newest of that
+        uri, else the newest of all."""
+        if stage_id is not None:
+            staged = self._staged.get(stage_id)
+            return staged if staged is not None and staged.uri == uri else NotStaged(uri, stale=True)
+        writes = self._staged_by_uri.get(uri, [])
+        own = [staged for staged in writes if staged.connection_id == connection_id]
+        candidates = own or writes
+        return candidates[-1] if candidates else NotStaged(uri, stale=False)
+
+    def discard(self, staged: StagedWrite, now: float, quarantine_s: float) -> Hold:
+        """Drop a staged write; its blocks rest, for the writer may still be writing."""
+        self._forget_staged(staged)
+        extents = tuple(staged.extents)
+        hold = Hold(staged.stage_id, staged.tier, extents, now + quarantine_s, shortenable=False)
+        pool = self.pools[staged.tier]
+        pool.unstage(extents)
+        pool.quarantine(hold)
+        return hold
+
+    def undo_stage(self, staged: StagedWrite) -> None:
+        """Take back a staged write that no client has heard of: its blocks are free at once."""
+        self._forget_staged(staged)
+        self._free_unseen(staged.tier, staged.extents)
+
+    def undo_append(self, staged: StagedWrite, extents: Sequence[Extent]) -> None:
+        """Take back the last append, which no client has heard of."""
+        del staged.extents[len(staged.extents) - len(extents) :]
+        staged.size_bytes -= sum(extent.length for extent in extents)
+        self._free_unseen(staged.tier, extents)
+
+    def expired(self, now: float) -> list[StagedWrite]:
+        """Staged writes that nobody touched for the expiry time."""
+        deadline = now - self.times.stage_expiry_s
+        return [w for w in self._staged.values() if w.touched_at <= deadline and not w.committing]
+
+    # -- committing and removing ----------------------------------------------------------------------
+
+    def plan_commit(
+        self,
+        staged: StagedWrite,
+        event: StateEvent,
+        *,
+        checksums: tuple[int, ...] | None = None,
+        sha256: str | None = None,
+        announce_committed: bool = False,
+    ) -> StoredObject:
+        """The object that the staged write becomes. A pin is kept when an object is replaced."""
+        before = self._objects.get(staged.uri)
+        return StoredObject(
+            staged.uri,
+            staged.tier,
+            staged.size_bytes,
+            tuple(staged.extents),
+            checksums,
+            self._next(),
+            next_state(SyncStatus.STAGED, event),
+            staged.pinned or (before is not None and before.pinned),
+            sha256,
+            announce_committed,
+        )
+
+    def apply_commit(self, staged: StagedWrite, stored: StoredObject, now: float) -> Hold | None:
+        """Swap the object in; returns the hold on the blocks of the one it replaces."""
+        self._forget_staged(staged)
+        pool = self.pools[staged.tier]
+        pool.unstage(stored.extents)
+        hold = self._retire(stored.uri, now)
+        self._objects[stored.uri] = stored
+        pool.count_in(stored)
+        return hold
+
+    def plan_hold(self, stored: StoredObject, now: float) -> Hold:
+        """How the blocks of an object rest once it is removed or replaced."""
+        release_at = now + self.times.quarantine_s
+        return Hold(f"{stored.generation:x}", stored.tier, stored.extents, release_at, shortenable=True)
+
+    def apply_remove(self, uri: str, now: float) -> Hold | None:
+        """Drop the committed object, if there is one."""
+        return self._retire(uri, now)
+
+    def apply_change(self, changed: StoredObject) -> None:
+        """Put `changed` in the place of the object with its uri: same blocks, other state or pin."""
+        before = self._objects[changed.uri]
+        assert before.generation == changed.generation, "a change must not swap blocks"
+        pool = self.pools[changed.tier]
+        pool.count_out(before)
+        self._objects[changed.uri] = changed
+        pool.count_in(changed)
+
+    def changed(self, stored: StoredObject, event: StateEvent) -> StoredObject:
+        """`stored` after `event`."""
+        return replace(stored, state=next_state(stored.state, event))
+
+    def victims(self, tier: Tier, wanted_bytes: int) -> list[StoredObject]:
+        """The coldest objects that may be evicted and together free `wanted_bytes`, or all of them."""
+        chosen: list[StoredObject] = []
+        missing = wanted_bytes
+        for uri in self.pools[tier].policy.victims():
+            if missing <= 0:
+                break
+            stored = self._objects[uri]
+            chosen.append(stored)
+            missing -= stored.allocated_bytes
+        return chosen
+
+    # -- blocks that rest ------------------------------------------------------------------------------
+
+    def release_due(self, now: float) -> list[Hold]:
+        """Free what has rested long enough."""
+        return [hold for pool in self.pools.values() for hold in pool.release_due(now)]
+
+    def begin_reading(self, stored: StoredObject) -> None:
+        """The daemon reads the object's blocks: they stay its own, removed or not, until `end_reading`."""
+        self._reading[stored.generation] = self._reading.get(stored.generation, 0) + 1
+
+    def end_reading(self, stored: StoredObject) -> None:
+        """Undo one `begin_reading`."""
+        self._reading[stored.generation] -= 1
+        if self._reading[stored.generation] == 0:
+            del self._reading[stored.generation]
+            parked = self._parked.pop(stored.generation, None)
+            if parked is not None:
+                self.pools[parked.tier].unpark(parked)
+
+    # -- loading the catalog ---------------------------------------------------------------------------
+
+    def load(self, stored: StoredObject) -> None:
+        """Take an object from the catalog. ValueError where its blocks have an owner or lie outside."""
+        pool = self.pools[stored.tier]
+        pool.blocks.claim(stored.extents)
+        self._objects[stored.uri] = stored
+        pool.count_in(stored)
+
+    def load_hold(self, hold: Hold) -> None:
+        """Take a hold from the catalog. ValueError as for `load`."""
+        pool = self.pools[hold.tier]
+        pool.blocks.claim(hold.extents)
+        pool.quarantine(hold)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _next(self) -> int:
+        self._counter += 1
+        return (self._epoch << 40) | self._counter
+
+    def _free_unseen(self, tier: Tier, extents: Sequence[Extent]) -> None:
+        pool = self.pools[tier]
+        pool.unstage(extents)
+        pool.blocks.release(extents)
+
+    def _forget_staged(self, staged: StagedWrite) -> None:
+        del self._staged[staged.stage_id]
+        writes = self._staged_by_uri[staged.uri]
+        writes.remove(staged)
+        if not writes:
+            del self._staged_by_uri[staged.uri]
+
+    def _retire(self, uri: str, now: float) -> Hold | None:
+        before = self._objects.pop(uri, None)
+        if before is None:
+            return None
+        pool = self.pools[before.tier]
+        pool.count_out(before)
+        hold = self.plan_hold(before, now)
+        if before.generation in self._reading:
+            pool.park(hold)
+            self._parked[before.generation] = hold
+        else:
+            pool.quarantine(hold)
+        return hold

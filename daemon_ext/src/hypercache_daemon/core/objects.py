@@ -1,0 +1,112 @@
+"""What the cache keeps: objects, staged writes, and blocks held back from reuse. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import SyncStatus
+
+from .allocator import Extent
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """A committed object. `checksums` has one CRC-32 per extent, or is None where the writer gave none.
+
+    `announced` is what `sync_status` says of it: an old client that asked for no flush never heard of
+    LOCAL_ONLY and is told COMMITTED.
+    """
+
+    uri: str
+    tier: Tier
+    size_bytes: int
+    extents: tuple[Extent, ...]
+    checksums: tuple[int, ...] | None
+    generation: int
+    state: SyncStatus
+    pinned: bool = False
+    sha256: str | None = None
+    announce_committed: bool = False
+
+    @property
+    def announced(self) -> SyncStatus:
+        if self.announce_committed and self.state is SyncStatus.LOCAL_ONLY:
+            return SyncStatus.COMMITTED
+        return self.state
+
+    @property
+    def allocated_bytes(self) -> int:
+        return allocated_bytes(self.extents)
+
+
+@dataclass(slots=True)
+class StagedWrite:
+    """Blocks that one writer fills. It belongs to nobody until it commits."""
+
+    stage_id: str
+    sequence: int
+    uri: str
+    tier: Tier
+    connection_id: int
+    auto_flush: bool
+    write_through: bool
+    pinned: bool
+    touched_at: float
+    extents: list[Extent] = field(default_factory=list)
+    size_bytes: int = 0
+    committing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Blocks without an owner that are not free yet: somebody may still read or write them.
+
+    `shortenable` holds may end early where too much of the pool is quarantined; those of writers that
+    may still be writing may not.
+    """
+
+    hold_id: str
+    tier: Tier
+    extents: tuple[Extent, ...]
+    release_at: float
+    shortenable: bool
+
+
+@dataclass(frozen=True)
+class NoSpace:
+    """A request that does not fit, and why: every figure in bytes."""
+
+    wanted_bytes: int
+    tier: Tier
+    total_bytes: int
+    free_bytes: int
+    staged_bytes: int
+    quarantined_bytes: int
+    pinned_bytes: int
+    dirty_bytes: int
+
+    def sentence(self) -> str:
+        """What the client is told."""
+        return (
+            f"no space for {self.wanted_bytes} bytes in the {self.tier.value} pool of {self.total_bytes}: "
+            f"free {self.free_bytes}, pinned {self.pinned_bytes}, not yet in a backend {self.dirty_bytes}, "
+            f"staged {self.staged_bytes}, quarantined {self.quarantined_bytes}"
+        )
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One pool in bytes: free + used + staged + quarantined == total."""
+
+    total_bytes: int
+    free_bytes: int
+    used_bytes: int
+    staged_bytes: int
+    quarantined_bytes: int
+
+
+def allocated_bytes(extents: Sequence[Extent]) -> int:
+    """What the extents take of their pool, in bytes."""
+    return sum(extent.allocated_bytes for extent in extents)

@@ -1,0 +1,144 @@
+"""One tier's blocks: who holds how many, the quarantine, and who may be evicted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import DIRTY, EVICTABLE, SyncStatus
+
+from .allocator import Extent
+from .eviction import EvictionPolicy
+from .objects import Hold, NoSpace, StoredObject, Usage, allocated_bytes
+
+
+class BlockAllocator(Protocol):
+    """What a pool needs of its allocator."""
+
+    @property
+    def total_bytes(self) -> int: ...
+    @property
+    def free_bytes(self) -> int: ...
+    def allocate(self, size_bytes: int) -> tuple[Extent, ...] | None: ...
+    def claim(self, extents: Iterable[Extent]) -> None: ...
+    def release(self, extents: Iterable[Extent]) -> None: ...
+
+
+class Pool:
+    """Keeps free + used + staged + quarantined == total at every moment.
+
+    Args:
+        quarantine_share: of the total; above it the oldest shortenable holds end before their time.
+    """
+
+    def __init__(
+        self, tier: Tier, blocks: BlockAllocator, policy: EvictionPolicy, quarantine_share: float
+    ) -> None:
+        self.tier = tier
+        self.blocks = blocks
+        self.policy = policy
+        self._quarantine_limit = int(blocks.total_bytes * quarantine_share)
+        self._retired: deque[Hold] = deque()  # shortenable, oldest first
+        self._writers: list[Hold] = []  # not shortenable; few
+        self.used_bytes = 0
+        self.staged_bytes = 0
+        self.quarantined_bytes = 0
+        self.pinned_bytes = 0
+        self.dirty_bytes = 0
+        self.counts = dict.fromkeys(SyncStatus, 0)
+        """Committed objects by state."""
+
+    def usage(self) -> Usage:
+        """The pool in figures."""
+        return Usage(
+            self.blocks.total_bytes,
+            self.blocks.free_bytes,
+            self.used_bytes,
+            self.staged_bytes,
+            self.quarantined_bytes,
+        )
+
+    def no_space(self, wanted_bytes: int) -> NoSpace:
+        """The report on a request that does not fit."""
+        return NoSpace(
+            wanted_bytes,
+            self.tier,
+            self.blocks.total_bytes,
+            self.blocks.free_bytes,
+            self.staged_bytes,
+            self.quarantined_bytes,
+            self.pinned_bytes,
+            self.dirty_bytes,
+        )
+
+    def allocate_staged(self, size_bytes: int) -> tuple[Extent, ...] | None:
+        """Blocks for a writer, or None."""
+        extents = self.blocks.allocate(size_bytes)
+        if extents:
+            self.staged_bytes += allocated_bytes(extents)
+        return extents
+
+    def unstage(self, extents: Sequence[Extent]) -> None:
+        """These blocks are no writer's any more; the caller says at once whose they are."""
+        self.staged_bytes -= allocated_bytes(extents)
+
+    # -- objects ---------------------------------------------------------------------------------------
+
+    def count_in(self, stored: StoredObject) -> None:
+        """`stored` owns its blocks from now on."""
+        size_bytes = stored.allocated_bytes
+        self.used_bytes += size_bytes
+        self.counts[stored.state] += 1
+        self.pinned_bytes += size_bytes if stored.pinned else 0
+        self.dirty_bytes += size_bytes if stored.state in DIRTY else 0
+        if stored.state in EVICTABLE and not stored.pinned:
+            self.policy.inserted(stored.uri, size_bytes)
+
+    def count_out(self, stored: StoredObject) -> None:
+        """`stored` owns nothing any more."""
+        size_bytes = stored.allocated_bytes
+        self.used_bytes -= size_bytes
+        self.counts[stored.state] -= 1
+        self.pinned_bytes -= size_bytes if stored.pinned else 0
+        self.dirty_bytes -= size_bytes if stored.state in DIRTY else 0
+        if stored.state in EVICTABLE and not stored.pinned:
+            self.policy.removed(stored.uri)
+
+    # -- quarantine ------------------------------------------------------------------------------------
+
+    def quarantine(self, hold: Hold) -> None:
+        """Keep the blocks of `hold`, which nobody owns any more, from being handed out."""
+        self.park(hold)
+        self.unpark(hold)
+
+    def park(self, hold: Hold) -> None:
+        """Like `quarantine`, but its time does not run before `unpark`: the daemon itself reads them."""
+        self.quarantined_bytes += allocated_bytes(hold.extents)
+
+    def unpark(self, hold: Hold) -> None:
+        """Let the time of a parked hold run."""
+        if hold.shortenable:
+            self._retired.append(hold)
+        else:
+            self._writers.append(hold)
+
+    def release_due(self, now: float) -> list[Hold]:
+        """Free the blocks whose time has come, or whose quarantine is too large; returns their holds."""
+        due = [hold for hold in self._writers if hold.release_at <= now]
+        if due:
+            self._writers = [hold for hold in self._writers if hold.release_at > now]
+        for hold in due:
+            self._release(hold)
+        while self._retired and (
+            self._retired[0].release_at <= now or self.quarantined_bytes > self._quarantine_limit
+        ):
+            hold = self._retired.popleft()
+            self._release(hold)
+            due.append(hold)
+        return due
+
+    def _release(self, hold: Hold) -> None:
+        self.blocks.release(hold.extents)
+        self.quarantined_bytes -= allocated_bytes(hold.extents)

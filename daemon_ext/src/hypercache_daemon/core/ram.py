@@ -1,0 +1,58 @@
+"""The RAM tier's allocator: a budget in bytes, and a file of its own, never reused, for each chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hypercache_protocol.fields import CHUNK_SIZE
+
+from .allocator import Extent
+
+
+class RamAllocator:
+    """Same interface as `Allocator`; an extent's `device` is the serial number of its file.
+
+    Args:
+        budget_bytes: what it may take together. A pool that was loaded with more is that large until
+            enough of it is evicted.
+        first_serial: above every serial ever handed out for this pool.
+    """
+
+    def __init__(self, budget_bytes: int, first_serial: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._next_serial = first_serial
+        self._taken: dict[int, int] = {}
+        self._taken_bytes = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return max(self._budget_bytes, self._taken_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        return self.total_bytes - self._taken_bytes
+
+    def allocate(self, size_bytes: int) -> tuple[Extent, ...] | None:
+        """Chunks of at most 4 MiB in object order, or None if the budget does not allow it."""
+        lengths = [min(CHUNK_SIZE, size_bytes - start) for start in range(0, size_bytes, CHUNK_SIZE)]
+        extents = tuple(Extent(self._next_serial + i, 0, length) for i, length in enumerate(lengths))
+        if sum(extent.allocated_bytes for extent in extents) > self.free_bytes:
+            return None
+        self._next_serial += len(extents)
+        self.claim(extents)
+        return extents
+
+    def claim(self, extents: Iterable[Extent]) -> None:
+        """Take these as allocated. ValueError where one is already."""
+        for extent in extents:
+            if extent.device in self._taken:
+                raise ValueError(f"RAM chunk {extent.device} has an owner already")
+            self._taken[extent.device] = extent.allocated_bytes
+            self._taken_bytes += extent.allocated_bytes
+
+    def release(self, extents: Iterable[Extent]) -> None:
+        """Give these back. ValueError where one is not allocated."""
+        for extent in extents:
+            if extent.device not in self._taken:
+                raise ValueError(f"RAM chunk {extent.device} has no owner")
+            self._taken_bytes -= self._taken.pop(extent.device)

@@ -1,0 +1,262 @@
+"""From a request to its reply: one small function per action, in two tables.
+
+`answer_now` is for what needs no waiting; `answer` is for the rest. Only here does a refusal become an
+error reply.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypercache_protocol.errors import ErrorCode
+from hypercache_protocol.messages import (
+    AppendWrite,
+    CommittedReply,
+    CommitWrite,
+    DeviceInfo,
+    DevicesReply,
+    ErrorReply,
+    Evict,
+    EvictedReply,
+    GetDevices,
+    GetStatus,
+    GetWriteStatus,
+    HitReply,
+    Ingest,
+    IngestedReply,
+    Locate,
+    MissReply,
+    Pin,
+    Ping,
+    PongReply,
+    Purge,
+    PurgedReply,
+    RecordTelemetry,
+    Reply,
+    Request,
+    StagedReply,
+    StageWrite,
+    StatusReply,
+    WriteStatusReply,
+)
+from hypercache_protocol.states import SyncStatus
+from hypercache_protocol.versions import WireVersion, features_of, majors_up_to
+
+from .catalog import CatalogError, Put
+from .core.objects import StagedWrite, StoredObject
+from .errors import DaemonError
+from .flusher import Flusher
+from .ingest import Ingester
+from .removal import Remover
+from .store import Store
+from .telemetry import Telemetry
+from .writes import Writer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Handlers:
+    """Answers every request of every connection."""
+
+    store: Store
+    writer: Writer
+    remover: Remover
+    flusher: Flusher
+    ingester: Ingester
+    devices: tuple[DeviceInfo, ...]
+    identity: PongReply
+    report: Callable[[], dict[str, Any]]
+    telemetry: Telemetry
+    counters: Counter[str] = field(default_factory=Counter)
+
+    def answer_now(self, request: Request) -> Reply | None:
+        """The reply, where it can be given without waiting; else None, and nothing has happened."""
+        handler = _AT_ONCE.get(type(request))
+        reply = handler(self, request) if handler else None
+        if reply is not None:
+            self._count(request, reply)
+        return reply
+
+    async def answer(self, request: Request, connection_id: int) -> Reply:
+        """The reply to any request."""
+        try:
+            reply = await _WAITING[type(request)](self, request, connection_id)
+        except DaemonError as error:
+            reply = ErrorReply(error_message=error.message, error_code=error.code)
+        except (CatalogError, OSError) as error:
+            log.error("%s failed: %s", request.action, error)
+            reply = ErrorReply(error_message=f"{request.action}: {error}", error_code=ErrorCode.UNAVAILABLE)
+        except Exception:  # the boundary: a fault of ours must not end other clients' connections
+            log.exception("%s failed by a fault of the daemon", request.action)
+            reply = ErrorReply(
+                error_message=f"{request.action} failed by a fault of the daemon; its log has the details",
+                error_code=ErrorCode.INTERNAL,
+            )
+        self._count(request, reply)
+        return reply
+
+    def _count(self, request: Request, reply: Reply) -> None:
+        self.counters[f"{request.action}.{reply.status}"] += 1
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def _locate_now(self, request: Locate) -> Reply | None:
+        stored = self.store.cache.locate((request.uri,))[0]
+        if stored is not None:
+            return None if request.pinned and not stored.pinned else self._hit(stored)
+        staged = self.store.cache.newest_staged(request.uri)
+        if staged is not None:
+            return self._staged_hit(staged)
+        if request.auto_ingest and self.ingester.can_fetch(request.uri):
+            return None
+        return MissReply()
+
+    async def _locate(self, request: Locate, _: int) -> Reply:
+        stored = self.store.cache.get(request.uri)
+        if stored is None and request.auto_ingest and self.ingester.can_fetch(request.uri):
+            stored = await self.ingester.fetch(request.uri, request.tier)
+        if stored is None:
+            return MissReply()
+        return self._hit(await self._pinned(stored, request.pinned))
+
+    async def _ingest(self, request: Ingest, _: int) -> Reply:
+        here = self.store.cache.get(request.uri)
+        if here is not None:
+            return self._hit(await self._pinned(here, request.pinned))
+        stored = await self.ingester.fetch(request.uri, request.tier)
+        if stored is None:
+            raise DaemonError(ErrorCode.NOT_FOUND, f"{request.uri} is not in the place that its name says")
+        hit = self._hit(await self._pinned(stored, request.pinned))
+        return IngestedReply.model_construct(**dict(hit))
+
+    def _hit(self, stored: StoredObject) -> HitReply:
+        return HitReply.model_construct(
+            object_size=stored.size_bytes,
+            chunk_layout=self.store.layout(stored.tier, stored.extents, stored.checksums),
+            sync_status=stored.announced,
+            generation=stored.generation,
+        )
+
+    def _staged_hit(self, staged: StagedWrite) -> HitReply:
+        return HitReply.model_construct(
+            object_size=staged.size_bytes,
+            chunk_layout=self.store.layout(staged.tier, staged.extents),
+            sync_status=SyncStatus.STAGED,
+        )
+
+    async def _pinned(self, stored: StoredObject, pinned: bool) -> StoredObject:
+        return await self._set_pin(stored.uri, True) or stored if pinned else stored
+
+    # -- pin, evict, purge -----------------------------------------------------------------------------
+
+    async def _pin(self, request: Pin, _: int) -> Reply:
+        if await self._set_pin(request.uri, request.pinned) is None:
+            raise DaemonError(ErrorCode.NOT_FOUND, f"pin: {request.uri} is not in the cache")
+        return PongReply()
+
+    async def _set_pin(self, uri: str, pinned: bool) -> StoredObject | None:
+        store = self.store
+        async with store.locks.hold(uri):
+            stored = store.cache.get(uri)
+            if stored is None or stored.pinned == pinned:
+                return stored
+            await store.make_durable([Put(replace(stored, pinned=pinned))])
+            # An upload may have changed the state meanwhile; the lock keeps the object itself in place.
+            now = replace(store.cache.get(uri) or stored, pinned=pinned)
+            store.cache.apply_change(now)
+            return now
+
+    async def _evict(self, request: Evict, _: int) -> Reply:
+        return EvictedReply() if await self.remover.evict(request.uri) else MissReply()
+
+    async def _purge(self, _: Purge, __: int) -> Reply:
+        removed = await self.remover.purge()
+        log.info("purged %d objects", removed)
+        return PurgedReply()
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    async def _stage_write(self, request: StageWrite, connection_id: int) -> Reply:
+        staged = await self.writer.stage(request, connection_id)
+        return self._staged_reply(staged, 0)
+
+    async def _append_write(self, request: AppendWrite, connection_id: int) -> Reply:
+        staged, extents = await self.writer.append(request, connection_id)
+        return self._staged_reply(staged, len(staged.extents) - len(extents))
+
+    def _staged_reply(self, staged: StagedWrite, first: int) -> StagedReply:
+        return StagedReply.model_construct(
+            object_size=staged.size_bytes,
+            chunk_layout=self.store.layout(staged.tier, staged.extents[first:]),
+            sync_status=SyncStatus.STAGED,
+            stage_id=staged.stage_id,
+        )
+
+    async def _commit_write(self, request: CommitWrite, connection_id: int) -> Reply:
+        stored = await self.writer.commit(request, connection_id)
+        return CommittedReply.model_construct(
+            object_size=stored.size_bytes, sync_status=stored.announced, generation=stored.generation
+        )
+
+    def _get_write_status(self, request: GetWriteStatus) -> Reply:
+        stored = self.store.cache.get(request.uri)
+        if stored is not None:
+            progress = self.flusher.progress_percent(stored)
+            return WriteStatusReply(sync_status=stored.announced, sync_progress_percent=progress)
+        if self.store.cache.newest_staged(request.uri) is not None:
+            return WriteStatusReply(sync_status=SyncStatus.STAGED, sync_progress_percent=0.0)
+        return ErrorReply(
+            error_message=f"get_write_status: {request.uri} is not in the cache",
+            error_code=ErrorCode.NOT_FOUND,
+        )
+
+    # -- about the daemon ------------------------------------------------------------------------------
+
+    def _ping(self, _: Ping) -> Reply:
+        return self.identity
+
+    def _get_devices(self, _: GetDevices) -> Reply:
+        return DevicesReply(devices=self.devices)
+
+    def _get_status(self, _: GetStatus) -> Reply:
+        return StatusReply.model_validate(self.report())
+
+    def _record_telemetry(self, request: RecordTelemetry) -> Reply:
+        self.telemetry.record(request)
+        return PongReply()
+
+
+def identity(version: WireVersion, daemon: str, instance_id: str) -> PongReply:
+    """What a ping is told."""
+    return PongReply(
+        wire=majors_up_to(version),
+        daemon=daemon,
+        instance_id=instance_id,
+        features=tuple(sorted(features_of(version))),
+    )
+
+
+_AT_ONCE: dict[type[Request], Callable[[Handlers, Any], Reply | None]] = {
+    Ping: Handlers._ping,
+    GetDevices: Handlers._get_devices,
+    Locate: Handlers._locate_now,
+    GetStatus: Handlers._get_status,
+    GetWriteStatus: Handlers._get_write_status,
+    RecordTelemetry: Handlers._record_telemetry,
+}
+
+_WAITING: dict[type[Request], Callable[[Handlers, Any, int], Awaitable[Reply]]] = {
+    Locate: Handlers._locate,
+    Ingest: Handlers._ingest,
+    Pin: Handlers._pin,
+    Evict: Handlers._evict,
+    Purge: Handlers._purge,
+    StageWrite: Handlers._stage_write,
+    AppendWrite: Handlers._append_write,
+    CommitWrite: Handlers._commit_write,
+}

@@ -1,0 +1,144 @@
+"""Reading: where an object lies, fetched from its source first where that is asked for and allowed.
+
+Rules:
+1. Callers that want one missing object share one fetch.
+2. A fetched object is committed whole, with checksums, or not at all.
+3. What a client commits meanwhile wins over what was fetched.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import trio
+
+from hypercache_protocol.errors import ErrorCode
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import StateEvent
+
+from . import devices
+from .backend import Backend, BackendError, Target
+from .catalog import CatalogError
+from .core.objects import StagedWrite, StoredObject
+from .errors import DaemonError
+from .store import Store
+from .writes import Writer
+
+log = logging.getLogger(__name__)
+
+
+class _Fetch:
+    """One fetch under way, and everybody who waits for it."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.result: StoredObject | None = None
+        self.error: DaemonError | None = None
+
+
+@dataclass
+class Ingester:
+    """Fetches missing objects; at most `parallel` at once."""
+
+    store: Store
+    writer: Writer
+    backend: Backend
+    nursery: trio.Nursery
+    parallel: int = 4
+    ingested_objects: int = 0
+    ingested_bytes: int = 0
+    _fetches: dict[str, _Fetch] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._slots = trio.CapacityLimiter(self.parallel)
+
+    def can_fetch(self, uri: str) -> bool:
+        """True where the configuration names a place that `uri` may be fetched from."""
+        return self.backend.ingest_source(uri) is not None
+
+    async def fetch(self, uri: str, tier: Tier | None) -> StoredObject | None:
+        """The object, fetched unless it is here by now; None where its source has none either.
+
+        Raises:
+            DaemonError: no source is allowed, there is no space, or the source failed.
+
+        If cancelled: the fetch goes on for those who wait for it, and for the next who asks.
+        """
+        source = self.backend.ingest_source(uri)
+        if source is None:
+            raise DaemonError(
+                ErrorCode.NO_BACKEND,
+                f"{uri} may not be fetched: no backend holds it and no --ingest-prefix allows its place",
+            )
+        fetch = self._fetches.get(uri)
+        if fetch is None:
+            fetch = self._fetches[uri] = _Fetch()
+            self.nursery.start_soon(self._run, uri, tier, source, fetch)
+        await fetch.done.wait()
+        if fetch.error is not None:
+            raise fetch.error
+        return fetch.result
+
+    async def _run(self, uri: str, tier: Tier | None, source: Target, fetch: _Fetch) -> None:
+        try:
+            async with self._slots:
+                fetch.result = await self._fetch(uri, tier, source)
+        except DaemonError as error:
+            fetch.error = error
+        except (BackendError, OSError, CatalogError) as error:
+            log.warning("%s could not be fetched: %s", uri, error)
+            fetch.error = DaemonError(ErrorCode.BACKEND_FAILED, f"{uri} could not be fetched: {error}")
+        finally:
+            del self._fetches[uri]
+            fetch.done.set()
+
+    async def _fetch(self, uri: str, tier: Tier | None, source: Target) -> StoredObject | None:
+        here = self.store.cache.get(uri)
+        if here is not None:
+            return here
+        if await trio.to_thread.run_sync(self.backend.size_bytes, source, abandon_on_cancel=True) is None:
+            return None
+        size_bytes, pieces = await trio.to_thread.run_sync(
+            self.backend.download, source, abandon_on_cancel=True
+        )
+        staged = await self.writer.stage_internal(uri, size_bytes, tier)
+        committed = False
+        try:
+            checksums = await trio.to_thread.run_sync(self._fill, staged, pieces)
+            stored, committed = await self._commit(staged, checksums)
+        finally:
+            if not committed:
+                self.writer.discard_internal(staged)
+        return stored
+
+    def _fill(self, staged: StagedWrite, pieces: Iterator[bytes]) -> tuple[int, ...]:
+        """Write the pieces to the staged blocks; runs in a worker thread. Returns each chunk's CRC-32."""
+        checksums = []
+        buffer = bytearray()
+        for extent in tuple(staged.extents):
+            while len(buffer) < extent.length:
+                piece = next(pieces, b"")
+                if not piece:
+                    raise BackendError(f"{staged.uri} shrank while it was fetched")
+                buffer += piece
+            chunk = bytes(buffer[: extent.length])
+            del buffer[: extent.length]
+            devices.write_chunk(self.store.path(staged.tier, extent), extent.offset, chunk)
+            checksums.append(zlib.crc32(chunk))
+        if buffer or next(pieces, b""):
+            raise BackendError(f"{staged.uri} grew while it was fetched")
+        return tuple(checksums)
+
+    async def _commit(self, staged: StagedWrite, checksums: tuple[int, ...]) -> tuple[StoredObject, bool]:
+        async with self.store.locks.hold(staged.uri):
+            here = self.store.cache.get(staged.uri)
+            if here is not None:
+                return here, False
+            stored = self.store.cache.plan_commit(staged, StateEvent.INGESTED, checksums=checksums)
+            await self.writer.swap_in(staged, stored)
+        self.ingested_objects += 1
+        self.ingested_bytes += stored.size_bytes
+        return stored, True

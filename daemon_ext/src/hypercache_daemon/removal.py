@@ -1,0 +1,146 @@
+"""Everything that takes objects away: evict by a client, purge, eviction by policy, expiry."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import islice
+
+import trio
+
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import EVICTABLE
+
+from .catalog import CatalogError, Change, Delete
+from .core.objects import StoredObject
+from .store import Store, hold_change
+
+log = logging.getLogger(__name__)
+
+_PURGE_BATCH = 512
+_TRIES = 3  # quarantine may keep part of what an eviction freed
+
+
+class Remover:
+    """Takes objects away, durably first.
+
+    Args:
+        high, low: shares of a pool; eviction starts above `high` and goes on down to `low`.
+    """
+
+    def __init__(self, store: Store, *, high: float, low: float) -> None:
+        self._store = store
+        self._high = high
+        self._low = low
+        self._wake = trio.Event()
+        self.evicted_objects = 0
+        self.evicted_bytes = 0
+
+    async def evict(self, uri: str) -> bool:
+        """Delete the committed object, or where there is none the newest staged write; False if neither."""
+        store = self._store
+        async with store.locks.hold(uri):
+            if store.cache.get(uri) is not None:
+                await self._remove_locked([uri])
+                return True
+            staged = store.cache.newest_staged(uri)
+            if staged is None:
+                return False
+            # Its row in the catalog stays until its blocks are free.
+            store.cache.discard(staged, store.clock(), store.times.stage_expiry_s)
+            return True
+
+    async def purge(self) -> int:
+        """Delete every committed object; returns how many. Staged writes are not objects and stay."""
+        uris = [stored.uri for stored in self._store.cache.objects()]
+        batches = iter(uris)
+        removed = 0
+        while batch := list(islice(batches, _PURGE_BATCH)):
+            async with self._store.locks.hold_all(batch):
+                removed += len(await self._remove_locked(batch))
+        return removed
+
+    async def make_room(self, tier: Tier, wanted_bytes: int) -> None:
+        """Evict until `wanted_bytes` are free, as far as that can be done at once."""
+        pool = self._store.cache.pools[tier]
+        for _ in range(_TRIES):
+            self._store.release_due()
+            if pool.blocks.free_bytes >= wanted_bytes or not await self._evict_by_policy(tier, wanted_bytes):
+                break
+        self._store.release_due()
+
+    def check_watermark(self) -> None:
+        """Start eviction in the background where a pool is too full."""
+        if any(self._excess(tier, self._high) > 0 for tier in self._store.cache.pools):
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Evict in the background whenever a pool is above its high watermark."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            for tier in self._store.cache.pools:
+                excess = self._excess(tier, self._low)
+                if self._excess(tier, self._high) > 0:
+                    await self._evict_in_background(tier, excess)
+
+    async def _evict_in_background(self, tier: Tier, wanted_bytes: int) -> None:
+        try:
+            await self._evict_by_policy(tier, wanted_bytes)
+        except CatalogError as error:
+            log.warning("eviction from the %s pool waits: %s", tier.value, error)
+        self._store.release_due()
+
+    def _excess(self, tier: Tier, share: float) -> int:
+        usage = self._store.cache.pools[tier].usage()
+        # Quarantined blocks become free by themselves, so they do not call for eviction.
+        return usage.used_bytes + usage.staged_bytes - int(usage.total_bytes * share)
+
+    async def _evict_by_policy(self, tier: Tier, wanted_bytes: int) -> bool:
+        """Evict the coldest objects that make up `wanted_bytes`; False where there was none."""
+        victims = [
+            stored
+            for stored in self._store.cache.victims(tier, wanted_bytes)
+            if self._store.locks.is_free(stored.uri)
+        ]
+        async with self._store.locks.hold_all(stored.uri for stored in victims):
+            still = [stored.uri for stored in victims if self._is_unchanged_and_evictable(stored)]
+            removed = await self._remove_locked(still)
+        self.evicted_objects += len(removed)
+        self.evicted_bytes += sum(stored.allocated_bytes for stored in removed)
+        return bool(removed)
+
+    def _is_unchanged_and_evictable(self, stored: StoredObject) -> bool:
+        now = self._store.cache.get(stored.uri)
+        return (
+            now is not None
+            and now.generation == stored.generation
+            and now.state in EVICTABLE
+            and not now.pinned
+        )
+
+    async def _remove_locked(self, uris: Sequence[str]) -> list[StoredObject]:
+        """Delete the objects of uris whose locks the caller holds."""
+        store = self._store
+        found = [stored for uri in uris if (stored := store.cache.get(uri)) is not None]
+        if not found:
+            return []
+        now = store.clock()
+        changes: list[Change] = []
+        for stored in found:
+            changes += [Delete(stored.uri), hold_change(store.cache.plan_hold(stored, now))]
+        await store.make_durable(changes)
+        for stored in found:
+            store.cache.apply_remove(stored.uri, now)
+        return found
+
+
+async def run_janitor(store: Store, period_s: float) -> None:
+    """Free blocks whose quarantine is over and drop staged writes that expired, every `period_s`."""
+    while True:
+        await trio.sleep(period_s)
+        now = store.clock()
+        for staged in store.cache.expired(now):
+            log.info("the staged write %s of %s expired", staged.stage_id, staged.uri)
+            store.cache.discard(staged, now, store.times.quarantine_s)
+        store.release_due()

@@ -1,0 +1,192 @@
+"""Opening what a daemon needs, in an order in which nothing is lost: devices, catalog, RAM files, cache.
+
+All of it is synchronous and happens before the socket exists.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypercache_protocol.fields import Tier
+
+from . import devices
+from .access import Access, DeviceError
+from .catalog import AddHold, Catalog, CatalogError, Change, Delete, DropHold
+from .config import Config
+from .core.allocator import Allocator
+from .core.cache import Cache, Times
+from .core.eviction import Lru
+from .core.objects import Hold, StoredObject
+from .core.pool import Pool
+from .core.ram import RamAllocator
+from .flusher import as_loaded
+
+log = logging.getLogger(__name__)
+
+CATALOG_NAME = "catalog.sqlite"
+_SHM = Path("/dev/shm")
+_SERIALS_PER_START = 1 << 40
+
+
+@dataclass
+class Opened:
+    """Everything that was opened, ready to be served."""
+
+    pool: devices.Pool
+    catalog: Catalog
+    ram_files: devices.RamFiles | None
+    cache: Cache
+
+    def close(self) -> None:
+        """Give the devices and the RAM tier back. The catalog closes itself."""
+        if self.ram_files is not None:
+            self.ram_files.close()
+        self.pool.close()
+
+
+def open_all(config: Config, access: Access, now: float) -> Opened:
+    """Open devices, catalog and RAM tier and load the catalog.
+
+    Raises:
+        DeviceError, CatalogError: one of them is refused; the sentence names it and the way out.
+    """
+    pool = _open_pool(config, access)
+    try:
+        catalog = Catalog.open(_catalog_path(config), pool.pool_id)
+        try:
+            return _load(config, access, pool, catalog, now)
+        except BaseException:
+            catalog.close()
+            raise
+    except BaseException:
+        pool.close()
+        raise
+
+
+def _catalog_path(config: Config) -> Path:
+    return config.catalog_dir / CATALOG_NAME
+
+
+def _open_pool(config: Config, access: Access) -> devices.Pool:
+    def prepare(pool_id: str) -> None:
+        Catalog.create(_catalog_path(config), pool_id, replace=config.format)
+
+    if config.pool_dir is not None:
+        return devices.open_pool_dir(
+            config.pool_dir,
+            config.pool_size,
+            config.devices,
+            format=config.format,
+            access=access,
+            prepare=prepare,
+        )
+    return devices.open_devices(config.device, format=config.format, access=access, prepare=prepare)
+
+
+def _load(config: Config, access: Access, pool: devices.Pool, catalog: Catalog, now: float) -> Opened:
+    objects = [as_loaded(stored) for stored in catalog.objects()]
+    holds = list(catalog.holds())
+    ram_files = _open_ram(config, access, pool.pool_id)
+    lost = _lost_objects(ram_files, objects)
+    kept = [stored for stored in objects if stored.uri not in lost]
+    cache = Cache(_pools(config, pool, catalog, ram_files), catalog.epoch, _times(config))
+    # RAM files that no object owns were swept, and their names never come again: nothing to hold back.
+    ram_holds = [hold for hold in holds if hold.tier is Tier.RAM]
+    _fill(cache, catalog, kept, [hold for hold in holds if hold.tier is Tier.NVME], now, config)
+    _forget(catalog, lost, ram_holds)
+    log.info("loaded %d objects; %d are lost with their RAM files", len(kept), len(lost))
+    return Opened(pool, catalog, ram_files, cache)
+
+
+def _times(config: Config) -> Times:
+    return Times(config.quarantine_s, config.stage_expiry_s)
+
+
+def _pools(
+    config: Config, pool: devices.Pool, catalog: Catalog, ram_files: devices.RamFiles | None
+) -> dict[Tier, Pool]:
+    capacities = {device.index: device.size_bytes for device in pool.devices}
+    blocks = Allocator(capacities, devices.RESERVED_BYTES)
+    pools = {Tier.NVME: Pool(Tier.NVME, blocks, Lru(), config.quarantine_share)}
+    if ram_files is not None:
+        ram = RamAllocator(_ram_budget(config, ram_files), catalog.epoch * _SERIALS_PER_START)
+        pools[Tier.RAM] = Pool(Tier.RAM, ram, Lru(), config.quarantine_share)
+    return pools
+
+
+def _fill(
+    cache: Cache,
+    catalog: Catalog,
+    objects: Iterable[StoredObject],
+    holds: Iterable[AddHold],
+    now: float,
+    config: Config,
+) -> None:
+    try:
+        for stored in objects:
+            cache.load(stored)
+        for hold in holds:
+            cache.load_hold(_restarted(hold, now, config))
+    except ValueError as error:
+        raise CatalogError(
+            f"the catalog {catalog.path} does not fit the devices: {error}; restore the catalog that belongs "
+            "to them, or start with --format to give up every object of this pool"
+        ) from error
+
+
+def _restarted(hold: AddHold, now: float, config: Config) -> Hold:
+    """A hold as it goes on after a restart. Its time starts anew: clocks don't survive, and a writer that
+    knows nothing of the restart may go on as long as a staged write lives."""
+    rest_s = config.stage_expiry_s if hold.writer else config.quarantine_s
+    return Hold(hold.hold_id, hold.tier, hold.extents, now + rest_s, shortenable=not hold.writer)
+
+
+# -- the RAM tier --------------------------------------------------------------------------------------
+
+
+def _open_ram(config: Config, access: Access, pool_id: str) -> devices.RamFiles | None:
+    if config.ram_size == 0:
+        return None
+    return devices.RamFiles(config.ram_dir or _SHM / f"hypercache-{pool_id[:12]}", access)
+
+
+def _ram_budget(config: Config, ram_files: devices.RamFiles) -> int:
+    """The budget; a default that the machine has no room for shrinks, a wish that it has not is refused."""
+    free_bytes = ram_files.free_bytes()
+    if config.ram_size <= free_bytes:
+        return int(config.ram_size)
+    if config.ram_size_was_given:
+        raise DeviceError(
+            f"--ram-size {config.ram_size.human_readable()}: {ram_files.folder} has "
+            f"{free_bytes} bytes free; "
+            "ask for less, or give another --ram-dir"
+        )
+    budget_bytes = free_bytes // 2
+    log.warning("the RAM tier has %d bytes: %s has no more to give", budget_bytes, ram_files.folder)
+    return budget_bytes
+
+
+def _lost_objects(ram_files: devices.RamFiles | None, objects: Iterable[StoredObject]) -> set[str]:
+    """The uris of RAM objects whose files are gone: all of them after a reboot, or without a RAM tier."""
+    in_ram = [stored for stored in objects if stored.tier is Tier.RAM]
+    if ram_files is None:
+        return {stored.uri for stored in in_ram}
+    expected = {extent.device: extent.length for stored in in_ram for extent in stored.extents}
+    gone = ram_files.sweep(expected)
+    return {stored.uri for stored in in_ram if any(extent.device in gone for extent in stored.extents)}
+
+
+def _forget(catalog: Catalog, lost: Iterable[str], ram_holds: Iterable[AddHold]) -> None:
+    changes: list[Change] = [Delete(uri) for uri in lost]
+    changes += [DropHold(hold.hold_id) for hold in ram_holds]
+    if changes:
+        catalog.post(changes)
+
+
+def socket_inode(path: Path) -> int:
+    """The inode of the socket that was bound at `path`."""
+    return os.lstat(path).st_ino

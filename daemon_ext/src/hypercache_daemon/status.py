@@ -1,0 +1,62 @@
+"""What `get_status` reports: usage, states and counters, all of it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from .flusher import Flusher
+from .handlers import Handlers
+from .ingest import Ingester
+from .removal import Remover
+from .server import Server
+from .store import Store
+
+
+def report(
+    store: Store,
+    handlers: Handlers,
+    remover: Remover,
+    flusher: Flusher,
+    ingester: Ingester,
+    server: Server,
+    uptime_s: Callable[[], float],
+) -> dict[str, Any]:
+    """One JSON object. Its keys may change from release to release; sizes are bytes."""
+    cache = store.cache
+    return {
+        "daemon": handlers.identity.daemon,
+        "instance_id": handlers.identity.instance_id,
+        "wire": str(server.version),
+        "uptime_s": round(uptime_s(), 3),
+        "objects": len(cache),
+        "objects_by_state": {state.value: count for state, count in cache.counts().items()},
+        "pools": {
+            tier.value: {
+                **asdict(pool.usage()),
+                "pinned_bytes": pool.pinned_bytes,
+                "dirty_bytes": pool.dirty_bytes,
+            }
+            for tier, pool in cache.pools.items()
+        },
+        "devices": list(store.device_paths.values()),
+        "connections": {
+            "open": len(server.connections),
+            "accepted": server.accepted,
+            "refused": server.refused,
+        },
+        "requests": dict(sorted(handlers.counters.items())),
+        "evicted": {"objects": remover.evicted_objects, "bytes": remover.evicted_bytes},
+        "backend": {
+            "waiting": flusher.waiting,
+            "uploaded_objects": flusher.uploaded_objects,
+            "uploaded_bytes": flusher.uploaded_bytes,
+            "failed_uploads": flusher.failed_uploads,
+            "last_error": flusher.last_error,
+            "ingested_objects": ingester.ingested_objects,
+            "ingested_bytes": ingester.ingested_bytes,
+        },
+        "catalog": {"transactions": store.catalog.transactions},
+        "telemetry": handlers.telemetry.report(),
+    }

@@ -1,0 +1,126 @@
+"""The cache together with what makes its decisions real: catalog, devices, RAM files, locks, clock."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.messages import ChunkLocation
+
+from . import devices
+from .catalog import AddHold, Catalog, Change, DropHold
+from .core.allocator import Extent
+from .core.cache import Cache, Times
+from .core.objects import Hold, StagedWrite
+from .locks import UriLocks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Store:
+    """Shared by every part of the daemon that works on objects."""
+
+    cache: Cache
+    catalog: Catalog
+    device_paths: dict[int, str]
+    ram_files: devices.RamFiles | None
+    times: Times
+    clock: Callable[[], float] = trio.current_time
+    locks: UriLocks = field(default_factory=UriLocks)
+
+    def path(self, tier: Tier, extent: Extent) -> str:
+        """The file or device that a client opens for a chunk."""
+        if tier is Tier.NVME:
+            return self.device_paths[extent.device]
+        assert self.ram_files is not None, "RAM chunks exist only with a RAM tier"
+        return self.ram_files.path(extent.device)
+
+    def layout(
+        self, tier: Tier, extents: Sequence[Extent], checksums: Sequence[int] | None = None
+    ) -> tuple[ChunkLocation, ...]:
+        """The chunks as the wire shows them. Not validated again: they are our own numbers."""
+        words = checksums if checksums is not None else [None] * len(extents)
+        return tuple(
+            ChunkLocation.model_construct(
+                device=self.path(tier, extent),
+                offset=extent.offset,
+                length=extent.length,
+                tier=tier,
+                checksum=checksum,
+            )
+            for extent, checksum in zip(extents, words, strict=True)
+        )
+
+    async def make_durable(self, changes: Sequence[Change]) -> None:
+        """Write to the catalog; not cancelled half-way, so what follows it always happens.
+
+        Raises:
+            CatalogError: nothing was written.
+        """
+        with trio.CancelScope(shield=True):
+            await self.catalog.write(changes)
+
+    def release_due(self) -> None:
+        """Free the blocks whose quarantine is over."""
+        released = self.cache.release_due(self.clock())
+        if not released:
+            return
+        self.catalog.post([DropHold(hold.hold_id) for hold in released])
+        for hold in released:
+            self.remove_ram_files(hold.tier, hold.extents)
+
+    def create_ram_files(self, tier: Tier, extents: Sequence[Extent]) -> None:
+        """Make the files of new RAM chunks, ours and empty, so that no client has to. OSError: none is
+        left."""
+        if tier is not Tier.RAM or self.ram_files is None:
+            return
+        try:
+            for extent in extents:
+                self.ram_files.create(extent.device)
+        except OSError:
+            self.remove_ram_files(tier, extents)
+            raise
+
+    def remove_ram_files(self, tier: Tier, extents: Sequence[Extent]) -> None:
+        """Remove the files of RAM chunks; a file that cannot be removed is logged and swept at the next
+        start."""
+        if tier is not Tier.RAM or self.ram_files is None:
+            return
+        try:
+            self.ram_files.remove([extent.device for extent in extents])
+        except OSError as error:
+            log.warning("RAM files could not be removed: %s", error)
+
+    def pieces(self, tier: Tier, extents: Sequence[Extent]) -> Iterator[bytes]:
+        """The bytes of an object, chunk by chunk. Blocks, so call it in a worker thread."""
+        for extent in extents:
+            yield devices.read_chunk(self.path(tier, extent), extent.offset, extent.length)
+
+    async def sha256_of(self, staged: StagedWrite) -> str:
+        """The SHA-256 of what a staged write holds, in lower-case hex. OSError where it cannot be read."""
+
+        def digest() -> str:
+            hasher = hashlib.sha256()
+            for piece in self.pieces(staged.tier, tuple(staged.extents)):
+                hasher.update(piece)
+            return hasher.hexdigest()
+
+        return await trio.to_thread.run_sync(digest)
+
+
+def hold_change(hold: Hold) -> AddHold:
+    """The catalog's record of a hold."""
+    return AddHold(hold.hold_id, hold.tier, hold.extents, writer=not hold.shortenable)
+
+
+def writer_hold(staged: StagedWrite, first: int) -> AddHold:
+    """The catalog's record of a staged write's blocks from number `first` on: were the daemon to die, the
+    writer may still be writing to them."""
+    extents = tuple(staged.extents[first:])
+    return AddHold(staged.stage_id, staged.tier, extents, writer=True, part=first)
