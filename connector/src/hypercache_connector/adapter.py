@@ -1,0 +1,269 @@
+"""The class that LMCache's `native_plugin` adapter loads.
+
+Rules (LMCache's side of each is in README.md):
+1. `submit_*` only takes an id and enqueues: it never waits, and never raises for what the daemon does.
+2. Every id completes exactly once: with what came of each key, or as failed where the queue was full, the
+   connector closed, or something unforeseen happened.
+3. A get always has one boolean per key. `ok` alone would count every key as loaded.
+4. After `close` returned nothing touches a caller's buffer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from typing_extensions import assert_never
+
+from . import checksum
+from . import config as configuration
+from .client import Client
+from .completions import Completion, Completions
+from .config import Config
+from .devices import Devices
+from .direct_io import Buffer
+from .keys import UriMapping
+from .outcomes import Counters, Outcome, ThrottledLog, logger
+from .storing import store
+from .transfers import Engine, delete, load, lookup
+from .workers import ChunkWorkers, TaskQueue, join_all
+
+
+class Kind(Enum):
+    """What LMCache asks for; the value names the threads and the queue."""
+
+    EXISTS = "lookup"
+    GET = "load"
+    SET = "store"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One submitted batch."""
+
+    kind: Kind
+    future_id: int
+    keys: list[str]
+    sources: list[object]
+
+
+_Transfer = Callable[[Engine, Sequence[str], Sequence[Buffer]], list[Outcome]]
+
+
+class HyperCacheConnector:
+    """Stores and loads LMCache's chunks through a HyperCache daemon on this host.
+
+    Args:
+        adapter_params: see `Config`; `namespace` is required.
+
+    Raises:
+        ConfigError: a parameter is wrong. A daemon that is down is no error.
+    """
+
+    def __init__(self, **adapter_params: Any) -> None:
+        settings = configuration.parse(adapter_params)
+        self._close_timeout_s = settings.close_timeout_s
+        self._mapping = UriMapping(settings.namespace)
+        self._counters = Counters()
+        self._completions = Completions()
+        self._engine = _engine(settings, self._counters)
+        self._queues = {
+            kind: TaskQueue(f"hypercache-{kind.value}", threads, settings.queue_limit, self._run)
+            for kind, threads in _threads(settings).items()
+        }
+        self._closing = threading.Lock()
+        self._closed = False
+
+    # -- what LMCache calls ------------------------------------------------------------------------------
+
+    def event_fd(self) -> int:
+        """The descriptor that becomes readable when there are completions to drain."""
+        return self._completions.event_fd
+
+    def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[object]) -> int:
+        """Begin to load each key into its buffer. Returns the id of the completion to come."""
+        return self._submit(Kind.GET, keys, memoryviews)
+
+    def submit_batch_set(self, keys: Sequence[str], memoryviews: Sequence[object]) -> int:
+        """Begin to store each buffer under its key. Returns the id of the completion to come."""
+        return self._submit(Kind.SET, keys, memoryviews)
+
+    def submit_batch_exists(self, keys: Sequence[str]) -> int:
+        """Begin to look up each key. Returns the id of the completion to come."""
+        return self._submit(Kind.EXISTS, keys)
+
+    def submit_batch_delete(self, keys: Sequence[str]) -> int:
+        """Begin to delete each key. Returns the id of the completion to come."""
+        return self._submit(Kind.DELETE, keys)
+
+    def drain_completions(self) -> list[Completion]:
+        """Each result that was not taken yet, as (id, ok, error, booleans or None), and a clear eventfd."""
+        return self._completions.drain()
+
+    def close(self) -> None:
+        """Stop, from any thread and any number of times; nothing touches a buffer afterwards.
+
+        Queued operations fail, exchanges with the daemon break off, chunks that have not begun are
+        skipped, and those on their way to or from a device are waited for. After `close_timeout_s` a write
+        that the device still holds is given up: it will never be committed. A read is not: the device
+        could yet write into memory that has another owner by then. Each further `close_timeout_s` of
+        waiting for it is logged as an error.
+        """
+        with self._closing:
+            if not self._closed:
+                self._shut_down()
+                self._closed = True
+
+    # -- for people and monitoring -----------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Counts per reason, what waits, and how the daemon is; README.md explains each."""
+        client = self._engine.client
+        return {
+            **self._counters.snapshot(),
+            "waiting": {kind.value: queue.waiting for kind, queue in self._queues.items()},
+            "pending": self._completions.pending,
+            "daemon": {
+                "instance_id": client.instance_id,
+                "features": sorted(client.features),
+                "breaker_open": client.breaker_open,
+            },
+            "devices_refusing_direct_io": self._engine.devices.refusing_direct(),
+            "checksum_library": checksum.LIBRARY,
+        }
+
+    # -- operations --------------------------------------------------------------------------------------
+
+    def _submit(self, kind: Kind, keys: Sequence[str], sources: Sequence[object] = ()) -> int:
+        future_id = self._completions.begin(None if kind is Kind.SET else len(keys))
+        operation = Operation(kind, future_id, list(keys), list(sources))
+        if not self._queues[kind].offer(operation):
+            closing = self._closed or self._closing.locked()
+            self._fail(operation, Outcome.CLOSED if closing else Outcome.QUEUE_FULL)
+        return future_id
+
+    def _run(self, operation: Operation) -> None:
+        try:
+            outcomes = self._outcomes(operation)
+        except Exception:  # noqa: BLE001 - boundary: whatever it is, the id completes and the thread lives
+            logger.exception("a %s of %d keys failed", operation.kind.value, len(operation.keys))
+            self._fail(operation, Outcome.INTERNAL_ERROR)
+        else:
+            self._completions.complete(_completion(operation, outcomes))
+
+    def _outcomes(self, operation: Operation) -> list[Outcome]:
+        match operation.kind:
+            case Kind.EXISTS:
+                return lookup(self._engine, self._mapping.uris(operation.keys))
+            case Kind.DELETE:
+                return delete(self._engine, self._mapping.uris(operation.keys))
+            case Kind.GET:
+                return self._transferred(load, operation, writable=True)
+            case Kind.SET:
+                return self._transferred(store, operation, writable=False)
+            case _:
+                assert_never(operation.kind)
+
+    def _transferred(self, transfer: _Transfer, operation: Operation, *, writable: bool) -> list[Outcome]:
+        outcomes = [Outcome.BAD_BUFFER] * len(operation.keys)
+        buffers = [self._usable(source, writable) for source in operation.sources]
+        usable = [
+            (index, self._mapping.uri(key), buffer)
+            for index, (key, buffer) in enumerate(zip(operation.keys, buffers, strict=True))
+            if buffer is not None
+        ]
+        results = transfer(self._engine, [uri for _, uri, _ in usable], [buffer for *_, buffer in usable])
+        for (index, *_), outcome in zip(usable, results, strict=True):
+            outcomes[index] = outcome
+        return outcomes
+
+    def _usable(self, source: object, writable: bool) -> Buffer | None:
+        try:
+            return Buffer(source, writable=writable)
+        except (TypeError, ValueError, BufferError) as error:
+            self._engine.log.note("buffer", "a buffer cannot be used: %s", error)
+            return None
+
+    def _fail(self, operation: Operation, outcome: Outcome) -> None:
+        outcomes = [outcome] * len(operation.keys)
+        self._counters.add_outcomes(f"{operation.kind.value}s", outcomes)
+        self._completions.complete(_completion(operation, outcomes, failed=True))
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def _shut_down(self) -> None:
+        deadline = time.monotonic() + self._close_timeout_s
+        for queue in self._queues.values():
+            for operation in queue.close():
+                self._fail(operation, Outcome.CLOSED)
+        self._engine.readers.close()
+        self._engine.writers.close()
+        self._engine.client.close()
+        reading = [*self._queues[Kind.GET].threads, *self._engine.readers.threads]
+        others = [thread for queue in self._queues.values() for thread in queue.threads]
+        while left := join_all(reading, deadline):
+            logger.error(
+                "%s: a device does not give back what it was asked to read; waiting on", left[0].name
+            )
+            deadline = time.monotonic() + self._close_timeout_s
+        for thread in join_all([*others, *self._engine.writers.threads], deadline):
+            logger.error("%s: a device does not finish what it was given to write; giving it up", thread.name)
+        self._engine.devices.forget_all()
+        self._completions.close()
+
+
+def _engine(settings: Config, counters: Counters) -> Engine:
+    log = ThrottledLog()
+    devices = Devices(settings.direct_io, counters, log)
+    client = Client(
+        settings.socket_path,
+        settings.timeout_s,
+        probe_interval_s=settings.probe_interval_s,
+        on_new_instance=devices.forget_all,
+    )
+    return Engine(
+        client=client,
+        devices=devices,
+        readers=ChunkWorkers("hypercache-read", settings.read_workers),
+        writers=ChunkWorkers("hypercache-write", settings.write_workers),
+        counters=counters,
+        log=log,
+        tier=settings.tier,
+        overwrite=settings.overwrite,
+        transfer_timeout_s=settings.transfer_timeout_s,
+    )
+
+
+def _threads(settings: Config) -> dict[Kind, int]:
+    return {
+        Kind.EXISTS: settings.lookup_threads,
+        Kind.GET: settings.load_threads,
+        Kind.SET: settings.store_threads,
+        Kind.DELETE: 1,
+    }
+
+
+def _completion(operation: Operation, outcomes: Sequence[Outcome], *, failed: bool = False) -> Completion:
+    """What LMCache is told: a set's booleans are not asked for, a lookup's count only beside a true `ok`,
+    and a key that was absent is deleted as well as one that was not."""
+    good = [outcome.good for outcome in outcomes]
+    reasons = Counter(outcome.value for outcome in outcomes if not outcome.good)
+    error = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
+    match operation.kind:
+        case Kind.SET:
+            return Completion(operation.future_id, all(good) and not failed, error, None)
+        case Kind.GET:
+            return Completion(operation.future_id, all(good) and not failed, error, good)
+        case Kind.EXISTS:
+            return Completion(operation.future_id, not failed, error, good)
+        case Kind.DELETE:
+            gone = [outcome in (Outcome.OK, Outcome.ABSENT) for outcome in outcomes]
+            return Completion(operation.future_id, all(gone) and not failed, error, gone)
+        case _:
+            assert_never(operation.kind)

@@ -1,0 +1,233 @@
+"""A synchronous client of the daemon, safe to use from any number of threads.
+
+Rules:
+1. Each exchange has a connection to itself; connections are kept for the next one, and closed after
+   anything that went wrong.
+2. A request is sent a second time only where the first attempt found a kept connection dead before the
+   daemon could get any of it; and then once.
+3. One deadline covers a whole exchange. After one that passed, further exchanges fail at once until a
+   background probe gets an answer.
+4. A reply tells nothing about which daemon sent it; so whenever the instance changes, `on_new_instance`
+   is called before any reply of the new one is handed out.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from hypercache_protocol.messages import Reply, Request
+
+from .connection import Connection, DaemonUnavailable, DeadBeforeSending
+from .outcomes import Outcome, logger
+
+_MAX_KEPT = 64
+
+
+def _ignored() -> None:
+    """What happens on a new instance where nobody wants to know."""
+
+
+class Client:
+    """Connections to one daemon. Nothing is connected before the first exchange."""
+
+    def __init__(
+        self,
+        socket_path: str,
+        timeout_s: float = 5.0,
+        *,
+        probe_interval_s: float = 1.0,
+        on_new_instance: Callable[[], None] = _ignored,
+    ) -> None:
+        self.socket_path = socket_path
+        self._timeout_s = timeout_s
+        self._probe_interval_s = probe_interval_s
+        self._on_new_instance = on_new_instance
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+        self._closed = threading.Event()
+        self._probing: threading.Thread | None = None
+        self._process_id = os.getpid()
+        self.instance_id: str | None = None
+        """Which start of the daemon answered last; None before the first answer, or from an old daemon."""
+        self.features: frozenset[str] = frozenset()
+        """What the daemon that answered last can do."""
+
+    def exchange(self, requests: Sequence[Request], *, needs: frozenset[str] = frozenset()) -> list[Reply]:
+        """One reply for each request, in order, all over one connection and within `timeout_s`.
+
+        Args:
+            needs: features that the daemon must have for the requests to mean what they say.
+
+        Raises:
+            DaemonUnavailable: none of the requests may be taken for carried out, nor for not.
+            LocalProtocolError: the wire can't carry one of the requests.
+        """
+        if not requests:
+            return []
+        self._drop_connections_of_parent_process()
+        self._refuse_if_closed_or_open()
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            try:
+                return self._attempt(self._kept() or self._connect(deadline), requests, needs, deadline)
+            except DeadBeforeSending:
+                return self._attempt(self._connect(deadline), requests, needs, deadline)
+        except DaemonUnavailable as error:
+            if self._closed.is_set():
+                raise DaemonUnavailable(Outcome.CLOSED, "the client was closed") from None
+            if error.outcome is Outcome.DAEMON_LATE:
+                self._open_breaker()
+            raise
+
+    @property
+    def breaker_open(self) -> bool:
+        """Whether exchanges fail at once because the daemon stopped answering."""
+        return self._probing is not None
+
+    def close(self) -> None:
+        """Make running exchanges fail, and every later one. Any thread may call it, more than once."""
+        with self._lock:
+            self._closed.set()
+            idle, self._idle = self._idle, []
+            probing = self._probing
+            for connection in self._busy:
+                connection.interrupt()  # under the lock: its user can't have closed it yet
+        for connection in idle:
+            connection.close()
+        if probing is not None and probing is not threading.current_thread():
+            probing.join(self._timeout_s)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- one attempt -------------------------------------------------------------------------------------
+
+    def _attempt(
+        self, connection: Connection, requests: Sequence[Request], needs: frozenset[str], deadline: float
+    ) -> list[Reply]:
+        missing = needs - connection.features
+        if missing:
+            self._give_back(connection)
+            raise DaemonUnavailable(
+                Outcome.DAEMON_TOO_OLD,
+                f"the daemon lacks {', '.join(sorted(missing))}; upgrade it to wire 1.1 or newer",
+            )
+        try:
+            replies = connection.exchange(requests, deadline)
+        except BaseException:
+            self._discard(connection)
+            raise
+        self._give_back(connection)
+        return replies
+
+    def _refuse_if_closed_or_open(self) -> None:
+        if self._closed.is_set():
+            raise DaemonUnavailable(Outcome.CLOSED, "the client was closed")
+        if self._probing is not None:
+            raise DaemonUnavailable(
+                Outcome.BREAKER_OPEN, "the daemon did not answer lately; waiting for it to answer a probe"
+            )
+
+    # -- connections -------------------------------------------------------------------------------------
+
+    def _kept(self) -> Connection | None:
+        """An idle connection that is alive and in step, if there is one."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+                self._busy.add(connection)
+            if not connection.is_out_of_step():
+                return connection
+            self._discard(connection)
+
+    def _connect(self, deadline: float) -> Connection:
+        connection = Connection(self.socket_path, deadline, self._closed)
+        with self._lock:
+            self._busy.add(connection)  # before the greeting, so that `close` can interrupt it
+            if self._closed.is_set():
+                connection.interrupt()
+        try:
+            connection.greet(deadline)
+        except BaseException:
+            self._discard(connection)
+            raise
+        self._note_daemon(connection)
+        return connection
+
+    def _note_daemon(self, connection: Connection) -> None:
+        with self._lock:
+            known, self.instance_id = self.instance_id, connection.instance_id
+            self.features = connection.features
+        if known is None or known != connection.instance_id:
+            self._on_new_instance()
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+            # One to an earlier daemon may still be open, where two overlap for a moment.
+            current = connection.instance_id == self.instance_id
+            if current and not self._closed.is_set() and len(self._idle) < _MAX_KEPT:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _discard(self, connection: Connection) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+        connection.close()
+
+    def _drop_connections_of_parent_process(self) -> None:
+        # After a fork both processes would read each other's replies from one socket.
+        if self._process_id == os.getpid():
+            return
+        with self._lock:
+            inherited, self._idle = self._idle + list(self._busy), []
+            self._busy = set()
+            self._process_id = os.getpid()
+            self._probing = None
+        for connection in inherited:
+            connection.close()
+
+    # -- the breaker -------------------------------------------------------------------------------------
+
+    def _open_breaker(self) -> None:
+        with self._lock:
+            if self._probing is not None or self._closed.is_set():
+                return
+            self._probing = threading.Thread(target=self._probe, name="hypercache-probe", daemon=True)
+            self._probing.start()
+        logger.warning(
+            "%s: no answer within %g s; operations fail at once until the daemon answers again",
+            self.socket_path,
+            self._timeout_s,
+        )
+
+    def _probe(self) -> None:
+        while not self._closed.wait(self._probe_interval_s):
+            try:
+                connection = self._connect(time.monotonic() + self._timeout_s)
+            except DaemonUnavailable:
+                continue
+            except Exception:  # noqa: BLE001 - boundary: should the thread die, the breaker never closes
+                logger.exception("%s: the probe failed", self.socket_path)
+                continue
+            with self._lock:
+                self._probing = None
+            self._give_back(connection)
+            logger.info("%s: the daemon answers again", self.socket_path)
+            return

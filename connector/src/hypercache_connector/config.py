@@ -1,0 +1,138 @@
+"""The connector's parameters: what LMCache's JSON gives as `adapter_params`, checked once at the start.
+
+A wrong parameter stops LMCache's start with one sentence. A daemon that is merely down does not.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from hypercache_protocol import Tier
+
+from .keys import MAX_NAMESPACE_BYTES
+
+MAX_SOCKET_PATH_BYTES = 107
+"""What fits into a Unix socket's address."""
+
+Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+Threads = Annotated[int, Field(ge=1, le=256)]
+
+
+class ConfigError(ValueError):
+    """A parameter is wrong; the text says which and what to change."""
+
+
+class DirectIo(str, Enum):
+    """Where transfers bypass the page cache: on block devices only, on files too, or nowhere."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+def _word(kind: type[Enum]) -> BeforeValidator:
+    """Takes an enum's member by its value; strict models would want the member itself."""
+
+    def member(value: object) -> object:
+        try:
+            return kind(value)
+        except ValueError:
+            raise ValueError(f"must be one of {', '.join(repr(each.value) for each in kind)}") from None
+
+    return BeforeValidator(member)
+
+
+class Config(BaseModel):
+    """Every parameter with its default; README.md says what each one is for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    namespace: str
+    socket_path: str = "/run/hypercache/hypercache.sock"
+    tier: Annotated[Tier, _word(Tier)] = Tier.NVME
+    direct_io: Annotated[DirectIo, _word(DirectIo)] = DirectIo.AUTO
+    overwrite: bool = False
+    timeout_s: Seconds = 5.0
+    transfer_timeout_s: Seconds = 30.0
+    probe_interval_s: Seconds = 1.0
+    close_timeout_s: Seconds = 10.0
+    read_workers: Threads = 16
+    write_workers: Threads = 16
+    lookup_threads: Threads = 2
+    load_threads: Threads = 4
+    store_threads: Threads = 4
+    queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+
+    @field_validator("namespace")
+    @classmethod
+    def _check_namespace(cls, namespace: str) -> str:
+        size_bytes = len(namespace.encode("utf-8", "surrogatepass"))
+        if not 1 <= size_bytes <= MAX_NAMESPACE_BYTES:
+            raise ValueError(f"must be 1 to {MAX_NAMESPACE_BYTES} bytes long, not {size_bytes}")
+        return namespace
+
+    @field_validator("socket_path")
+    @classmethod
+    def _check_socket_path(cls, socket_path: str) -> str:
+        problem = _socket_problem(socket_path)
+        if problem is not None:
+            raise ValueError(problem)
+        return socket_path
+
+
+def parse(adapter_params: Mapping[str, Any]) -> Config:
+    """The checked parameters.
+
+    Raises:
+        ConfigError: one sentence that says what to change.
+    """
+    try:
+        return Config.model_validate(dict(adapter_params))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        raise ConfigError(f"hypercache_connector: {_sentence(first)}") from None
+
+
+def _sentence(error: ErrorDetails) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    match error["type"], name:
+        case "missing", "namespace":
+            return (
+                "adapter_params needs 'namespace', a text that tells apart what LMCache's keys do not: "
+                "model revision, dtype and layout (for instance 'llama-3.1-8b-rev2-bf16')"
+            )
+        case "extra_forbidden", _:
+            return (
+                f"adapter_params has an unknown parameter {name!r}: remove it or correct its name; "
+                f"known are {', '.join(Config.model_fields)}"
+            )
+        case _:
+            wrong = error["msg"].removeprefix("Value error, ")
+            return f"adapter_params: {name!r} is wrong: {wrong} (got {repr(error['input'])[:80]})"
+
+
+def _socket_problem(socket_path: str) -> str | None:
+    """Why this path can never be the daemon's socket, or None where it is or may become it."""
+    if "\0" in socket_path or not socket_path:
+        return "give the path of the daemon's socket"
+    if len(os.fsencode(socket_path)) > MAX_SOCKET_PATH_BYTES:
+        return f"a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes; choose a shorter one"
+    try:
+        mode = Path(socket_path).stat().st_mode
+    except PermissionError:
+        return "this user may not look into its folder; give it permission or another path"
+    except OSError:
+        return None  # not there yet: the daemon is merely down
+    if not stat.S_ISSOCK(mode):
+        return "there is something at this path that is not a socket; give the daemon's --socket path"
+    if not os.access(socket_path, os.W_OK):
+        return "this user may not write to the socket; add it to the socket's group"
+    return None

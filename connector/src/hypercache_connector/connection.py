@@ -1,0 +1,208 @@
+"""One connection to the daemon: a socket and the Session that gives its bytes their meaning.
+
+Rules:
+1. After any error, late reply or interruption the connection is closed and never used again: a reply
+   that was not read would be taken for the answer to the next request.
+2. Requests go out many at a time, in windows; replies come in their order. While a window is written the
+   replies are read already, so full socket buffers on both sides can't hold each other up.
+3. Only `DeadBeforeSending` says that the daemon has seen nothing of an exchange.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from hypercache_protocol import (
+    NEED_DATA,
+    ConnectionClosed,
+    ProtocolError,
+    ReplyReceived,
+    Role,
+    Session,
+)
+from hypercache_protocol.messages import Ping, PongReply, Reply, Request
+
+from .outcomes import Outcome
+
+WINDOW_REQUESTS = 64
+WINDOW_BYTES = 64 * 1024
+_RECEIVE_BYTES = 64 * 1024
+_RETRY_CONNECT_S = 0.01
+_DEAD = (errno.EPIPE, errno.ECONNRESET)
+
+
+class DaemonUnavailable(Exception):
+    """There is no answer from the daemon that can be trusted; `outcome` says of which kind."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class DeadBeforeSending(DaemonUnavailable):
+    """A kept connection turned out to be dead before the daemon could get any of this exchange."""
+
+    def __init__(self) -> None:
+        super().__init__(Outcome.DAEMON_GONE, "the daemon closed the connection while it was not in use")
+
+
+class Connection:
+    """A connected socket and its Session; used by one thread at a time, `interrupt` by any."""
+
+    def __init__(self, socket_path: str, deadline: float, stop: threading.Event) -> None:
+        """Connect; `greet` comes next.
+
+        Args:
+            deadline: on the monotonic clock.
+            stop: gives up the attempt when set.
+
+        Raises:
+            DaemonUnavailable: nobody listens there, or accepts in time.
+        """
+        self._session = Session(Role.CLIENT)
+        self._socket = _connected(socket_path, deadline, stop)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self.instance_id: str | None = None
+        self.features: frozenset[str] = frozenset()
+
+    def greet(self, deadline: float) -> None:
+        """Ask the daemon which one it is and what it can do.
+
+        Raises:
+            DaemonUnavailable: it does not answer in time, or not like a daemon.
+        """
+        (reply,) = self.exchange([Ping()], deadline)
+        if not isinstance(reply, PongReply):
+            raise DaemonUnavailable(
+                Outcome.DAEMON_GARBLED, f"the daemon answered a ping with {reply!r}"[:200]
+            )
+        self.instance_id = reply.instance_id
+        self.features = frozenset(reply.features or ())
+
+    def exchange(self, requests: Sequence[Request], deadline: float) -> list[Reply]:
+        """One reply for each request, in order.
+
+        Raises:
+            DaemonUnavailable: close the connection; no reply that came before it may be used.
+            LocalProtocolError: the wire can't carry a request; close the connection too.
+        """
+        replies: list[Reply] = []
+        for data, count in self._windows(requests):
+            replies += self._round_trip(data, count, deadline, first=not replies)
+        return replies
+
+    def is_out_of_step(self) -> bool:
+        """Whether the idle connection is dead, or holds bytes that nobody asked for."""
+        return bool(self._poll.poll(0))
+
+    def interrupt(self) -> None:
+        """Make a running exchange fail at once."""
+        with contextlib.suppress(OSError):  # it is dead already, which is what was wanted
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket; a second time does nothing."""
+        self._socket.close()
+
+    # -- one window --------------------------------------------------------------------------------------
+
+    def _windows(self, requests: Sequence[Request]) -> Iterator[tuple[bytes, int]]:
+        pieces: list[bytes] = []
+        size_bytes = 0
+        for request in requests:
+            if pieces and (len(pieces) == WINDOW_REQUESTS or size_bytes >= WINDOW_BYTES):
+                yield b"".join(pieces), len(pieces)
+                pieces, size_bytes = [], 0
+            piece = self._session.send_request(request)[1]
+            pieces.append(piece)
+            size_bytes += len(piece)
+        if pieces:
+            yield b"".join(pieces), len(pieces)
+
+    def _round_trip(self, data: bytes, count: int, deadline: float, *, first: bool) -> list[Reply]:
+        unsent = memoryview(data)
+        unsent = unsent[self._send(unsent, untouched=first) :]
+        replies: list[Reply] = []
+        while unsent or len(replies) < count:
+            ready = self._wait(deadline, writing=bool(unsent))
+            if ready & ~select.POLLOUT:
+                self._receive_into(replies)
+            if unsent and ready & select.POLLOUT:
+                unsent = unsent[self._send(unsent, untouched=False) :]
+        return replies
+
+    def _send(self, data: memoryview, *, untouched: bool) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            if untouched and error.errno in _DEAD:
+                raise DeadBeforeSending from None
+            raise DaemonUnavailable(Outcome.DAEMON_GONE, f"writing to the daemon failed: {error}") from None
+
+    def _wait(self, deadline: float, *, writing: bool) -> int:
+        if writing:
+            self._poll.modify(self._socket, select.POLLIN | select.POLLOUT)
+        left_s = deadline - time.monotonic()
+        # A peer that trickles bytes is always ready to be read, and late all the same.
+        ready = self._poll.poll(left_s * 1000) if left_s > 0 else []
+        if writing:
+            self._poll.modify(self._socket, select.POLLIN)
+        if not ready:
+            raise DaemonUnavailable(Outcome.DAEMON_LATE, "the daemon did not answer in time")
+        return ready[0][1]
+
+    def _receive_into(self, replies: list[Reply]) -> None:
+        data = self._received()
+        self._session.receive_data(data)
+        try:
+            while (event := self._session.next_event()) is not NEED_DATA:
+                match event:
+                    case ReplyReceived(reply=reply):
+                        replies.append(reply)
+                    case ConnectionClosed():
+                        raise DaemonUnavailable(Outcome.DAEMON_GONE, "the daemon closed the connection")
+        except ProtocolError as error:
+            raise DaemonUnavailable(Outcome.DAEMON_GARBLED, str(error)) from None
+        if not self._session.pending and not data.endswith(b"\n"):
+            raise DaemonUnavailable(Outcome.DAEMON_GARBLED, "the daemon sent more than it was asked for")
+
+    def _received(self) -> bytes:
+        try:
+            return self._socket.recv(_RECEIVE_BYTES)
+        except OSError as error:
+            raise DaemonUnavailable(Outcome.DAEMON_GONE, f"reading from the daemon failed: {error}") from None
+
+
+def _connected(socket_path: str, deadline: float, stop: threading.Event) -> socket.socket:
+    try:
+        connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:  # this process has no descriptor left
+        raise DaemonUnavailable(Outcome.DAEMON_GONE, f"no socket to be had: {error.strerror}") from None
+    try:
+        connecting.setblocking(False)
+        while not _accepted(connecting, socket_path):
+            if time.monotonic() >= deadline or stop.wait(_RETRY_CONNECT_S):
+                raise DaemonUnavailable(Outcome.DAEMON_LATE, "the daemon does not accept connections")
+    except BaseException:
+        connecting.close()
+        raise
+    return connecting
+
+
+def _accepted(connecting: socket.socket, socket_path: str) -> bool:
+    try:
+        connecting.connect(socket_path)
+    except BlockingIOError:  # a Unix socket says so when the daemon's backlog is full
+        return False
+    except OSError as error:
+        raise DaemonUnavailable(Outcome.DAEMON_GONE, f"{socket_path}: {error.strerror}") from None
+    return True

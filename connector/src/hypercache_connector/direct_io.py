@@ -1,0 +1,150 @@
+"""Whole transfers between a caller's buffer and a descriptor, through the page cache or past it.
+
+Rules:
+1. A transfer reads into, and takes from, exactly the view it is given; whatever alignment makes it move
+   beyond that lies in memory of its own.
+2. Direct transfers (O_DIRECT) start at a multiple of ALIGNMENT and move whole blocks of it. Chunks are
+   allocated that way, so the bytes up to the next boundary belong to the same chunk.
+3. Short counts are continued. A transfer that ends early (the file ends there) returns the bytes moved.
+   EINTR is Python's own affair (PEP 475); every other error is the caller's.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+ALIGNMENT = 4096
+"""Bytes; a multiple of every sector size in use, and the unit in which chunks are allocated."""
+
+_MASK = ALIGNMENT - 1
+
+
+class Buffer:
+    """A caller's memory as flat bytes, with its address."""
+
+    __slots__ = ("address", "size_bytes", "view")
+
+    def __init__(self, source: object, *, writable: bool) -> None:
+        """
+        Raises:
+            ValueError, TypeError, BufferError: it is no contiguous memory, or not writable.
+        """
+        flat = memoryview(source)  # type: ignore[arg-type]
+        if not flat.c_contiguous:
+            raise ValueError("the buffer is not contiguous")
+        if writable and flat.readonly:
+            raise ValueError("the buffer is read-only")
+        self.size_bytes = flat.nbytes
+        if self.size_bytes == 0:  # numpy refuses empty ones
+            self.view, self.address = memoryview(b""), 0
+            return
+        # numpy gives the address and, unlike memoryview.cast, takes every format (ctypes' is "<B").
+        array = np.frombuffer(flat, dtype=np.uint8)
+        self.view = memoryview(array)  # type: ignore[arg-type]
+        self.address = int(array.__array_interface__["data"][0])
+
+    def part(self, start: int, length: int) -> Part:
+        """The `length` bytes from `start` on."""
+        return Part(self.view[start : start + length], self.address + start)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some bytes of a buffer, and where in memory they lie."""
+
+    view: memoryview
+    address: int
+
+
+class _Bounce(threading.local):
+    """One page-aligned scratch area for each thread, as large as was ever needed."""
+
+    def __init__(self) -> None:
+        self._view = memoryview(b"")
+
+    def of(self, size_bytes: int) -> memoryview:
+        if len(self._view) < size_bytes:
+            self._view = memoryview(mmap.mmap(-1, size_bytes))
+        return self._view[:size_bytes]
+
+
+_bounce = _Bounce()
+
+
+def is_aligned(part: Part) -> bool:
+    """Whether direct transfers can use the memory itself rather than a copy."""
+    return part.address & _MASK == 0
+
+
+def read(fd: int, part: Part, offset: int) -> int:
+    """Fill `part` from `offset` on, through the page cache. Returns the bytes read."""
+    return _through(os.preadv, fd, part.view, offset)
+
+
+def write(fd: int, part: Part, offset: int) -> int:
+    """Write `part` at `offset`, through the page cache. Returns the bytes written."""
+    return _through(os.pwritev, fd, part.view, offset)
+
+
+def read_direct(fd: int, part: Part, offset: int) -> int:
+    """Fill `part` from `offset` on, past the page cache. Returns the bytes read."""
+    length = len(part.view)
+    body_length, scratch = _split(part)
+    moved = _past(os.preadv, fd, part.view[:body_length], scratch, offset, length)
+    part.view[body_length:] = scratch[: length - body_length]
+    return moved
+
+
+def write_direct(fd: int, part: Part, offset: int) -> int:
+    """Write `part` at `offset`, past the page cache, and zeros up to the next boundary. Returns the bytes
+    written, the zeros not counted."""
+    length = len(part.view)
+    body_length, scratch = _split(part)
+    scratch[: length - body_length] = part.view[body_length:]
+    scratch[length - body_length :] = bytes(len(scratch) - (length - body_length))
+    return _past(os.pwritev, fd, part.view[:body_length], scratch, offset, length)
+
+
+_Vectored = Callable[[int, list[memoryview], int], int]
+
+
+def _split(part: Part) -> tuple[int, memoryview]:
+    """How many bytes move without a copy, and an aligned scratch area for whole blocks with the rest."""
+    length = len(part.view)
+    body_length = length & ~_MASK if is_aligned(part) else 0
+    return body_length, _bounce.of(_rounded_up(length - body_length))
+
+
+def _rounded_up(size_bytes: int) -> int:
+    return (size_bytes + _MASK) & ~_MASK
+
+
+def _through(move: _Vectored, fd: int, view: memoryview, offset: int) -> int:
+    done = 0
+    while done < len(view):
+        moved = move(fd, [view[done:]], offset + done)
+        if moved == 0:
+            break
+        done += moved
+    return done
+
+
+def _past(move: _Vectored, fd: int, body: memoryview, tail: memoryview, offset: int, length: int) -> int:
+    """Move body and tail, both whole blocks, and continue where a short count ends: at the last boundary
+    before it, since nothing else is a legal place to go on."""
+    done = 0
+    while done < length:
+        pieces = [piece for piece in (body[done:], tail[max(0, done - len(body)) :]) if piece]
+        moved = move(fd, pieces, offset + done)
+        if done + moved >= length:
+            break
+        if moved < ALIGNMENT:
+            return done + moved
+        done += moved & ~_MASK
+    return length

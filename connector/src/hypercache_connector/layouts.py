@@ -1,0 +1,115 @@
+"""From a daemon's reply to the transfers that it calls for, or the reason why there can be none.
+
+Rule: any doubt is a miss. A layout is used only if every chunk of it can be verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+
+from hypercache_protocol import ErrorCode, SyncStatus, Tier
+from hypercache_protocol.messages import ChunkLocation, ErrorReply, HitReply, MissReply, Reply, StagedReply
+
+from .direct_io import Buffer, Part
+from .outcomes import Outcome
+
+Answer = Reply | Outcome
+"""What came of a request: the daemon's reply, or why there is none that can be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTransfer:
+    """One chunk to be moved: number `position` of the key at `index` of its batch. `checksum` is what a
+    chunk that is read must sum up to."""
+
+    index: int
+    position: int
+    device: str
+    tier: Tier
+    offset: int
+    part: Part
+    checksum: int | None
+
+
+_REFUSALS = {
+    ErrorCode.NO_SPACE: Outcome.NO_SPACE,
+    ErrorCode.STALE_STAGE: Outcome.STALE_STAGE,
+    ErrorCode.NOT_STAGED: Outcome.STALE_STAGE,
+}
+
+
+def refusal(answer: Answer) -> Outcome:
+    """Why a request was not carried out, by an answer that is not the one hoped for."""
+    match answer:
+        case Outcome():
+            return answer
+        case MissReply():
+            return Outcome.ABSENT
+        case ErrorReply(error_code=ErrorCode() as code):
+            return _REFUSALS.get(code, Outcome.DAEMON_REFUSED)
+        case _:
+            return Outcome.DAEMON_REFUSED
+
+
+def doubt_about(reply: Answer, size_bytes: int | None = None) -> Outcome:
+    """OK if what was located is committed and verifiable, else the first reason why it is not.
+
+    Args:
+        size_bytes: the size that the object must have; None where any will do.
+    """
+    if not isinstance(reply, HitReply):
+        return refusal(reply)
+    if reply.sync_status is None:
+        return Outcome.NO_SYNC_STATUS
+    if reply.sync_status is SyncStatus.STAGED:
+        return Outcome.STAGED
+    if size_bytes is not None and reply.object_size != size_bytes:
+        return Outcome.WRONG_SIZE
+    if any(chunk.checksum is None for chunk in reply.chunk_layout):
+        return Outcome.NO_CHECKSUM
+    return _doubt_about_lengths(reply.chunk_layout, reply.object_size)
+
+
+def doubt_about_stage(reply: Answer, size_bytes: int) -> Outcome:
+    """OK if the blocks that were staged are what `size_bytes` need, else the reason."""
+    if not isinstance(reply, StagedReply):
+        return refusal(reply)
+    if reply.object_size != size_bytes:
+        return Outcome.WRONG_SIZE
+    if reply.stage_id is None:
+        return Outcome.NO_STAGE_ID
+    return _doubt_about_lengths(reply.chunk_layout, size_bytes)
+
+
+def transfers(index: int, layout: Sequence[ChunkLocation], buffer: Buffer) -> list[ChunkTransfer]:
+    """The transfers that move `buffer` from or to a layout whose lengths were checked, in its order."""
+    planned, start = [], 0
+    for position, chunk in enumerate(layout):
+        part = buffer.part(start, chunk.length)
+        planned.append(
+            ChunkTransfer(index, position, chunk.device, chunk.tier, chunk.offset, part, chunk.checksum)
+        )
+        start += chunk.length
+    return planned
+
+
+def interleaved(planned: Sequence[ChunkTransfer]) -> list[ChunkTransfer]:
+    """The same transfers with the devices taking turns, so that all of them have work at once."""
+    queues: dict[str, list[ChunkTransfer]] = {}
+    for transfer in planned:
+        # A RAM chunk is a file of its own; all of them are one device here.
+        queues.setdefault(transfer.device if transfer.tier is Tier.NVME else "", []).append(transfer)
+    if len(queues) < 2:
+        return list(planned)
+    return list(_present(chain.from_iterable(zip_longest(*queues.values()))))
+
+
+def _present(turns: Iterator[ChunkTransfer | None]) -> Iterator[ChunkTransfer]:
+    return (transfer for transfer in turns if transfer is not None)
+
+
+def _doubt_about_lengths(layout: Sequence[ChunkLocation], size_bytes: int) -> Outcome:
+    fits = sum(chunk.length for chunk in layout) == size_bytes
+    return Outcome.OK if fits else Outcome.BAD_LAYOUT

@@ -1,0 +1,103 @@
+"""What became of one key in one operation, and how often.
+
+Rules:
+1. A key's outcome begins as a failure and becomes OK only where every check passed.
+2. Each outcome that is not OK names one reason; `status()` shows how often each was met.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from enum import Enum
+
+logger = logging.getLogger("hypercache_connector")
+
+
+class Outcome(str, Enum):
+    """What became of one key; the value is the counter's name."""
+
+    OK = "ok"
+    ALREADY_STORED = "already_stored"
+
+    ABSENT = "absent"
+    STAGED = "staged"
+    NO_SYNC_STATUS = "no_sync_status"
+    NO_CHECKSUM = "no_checksum"
+    WRONG_SIZE = "wrong_size"
+    BAD_LAYOUT = "bad_layout"
+    DEVICE_FAILED = "device_failed"
+    IO_ERROR = "io_error"
+    SHORT_TRANSFER = "short_transfer"
+    CHECKSUM_MISMATCH = "checksum_mismatch"
+
+    NO_SPACE = "no_space"
+    STALE_STAGE = "stale_stage"
+    NO_STAGE_ID = "no_stage_id"
+    DAEMON_REFUSED = "daemon_refused"
+
+    DAEMON_GONE = "daemon_gone"
+    DAEMON_LATE = "daemon_late"
+    DAEMON_GARBLED = "daemon_garbled"
+    DAEMON_TOO_OLD = "daemon_too_old"
+    BREAKER_OPEN = "breaker_open"
+
+    TRANSFER_LATE = "transfer_late"
+    QUEUE_FULL = "queue_full"
+    BAD_BUFFER = "bad_buffer"
+    CLOSED = "closed"
+    INTERNAL_ERROR = "internal_error"
+
+    @property
+    def good(self) -> bool:
+        """Whether the caller got what it asked for."""
+        return self in _GOOD
+
+
+_GOOD = frozenset({Outcome.OK, Outcome.ALREADY_STORED})
+
+
+class Counters:
+    """Counts by group and name, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: dict[str, Counter[str]] = {}
+
+    def add(self, group: str, name: str, amount: int = 1) -> None:
+        """Count `amount` more of `name`."""
+        with self._lock:
+            self._groups.setdefault(group, Counter())[name] += amount
+
+    def add_outcomes(self, group: str, outcomes: Iterable[Outcome]) -> None:
+        """Count each outcome once."""
+        counted = Counter(outcome.value for outcome in outcomes)
+        with self._lock:
+            self._groups.setdefault(group, Counter()).update(counted)
+
+    def snapshot(self) -> dict[str, dict[str, int]]:
+        """Every count so far, by group and name."""
+        with self._lock:
+            return {group: dict(names) for group, names in self._groups.items()}
+
+
+class ThrottledLog:
+    """Logs a warning at most once per `interval_s` and subject: faults come in thousands, and one line
+    each says it all."""
+
+    def __init__(self, interval_s: float = 60.0) -> None:
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._last: dict[str, float] = {}
+
+    def note(self, subject: str, message: str, *values: object) -> None:
+        """Log `message` unless `subject` was logged within the interval."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._last.get(subject, -self._interval_s) < self._interval_s:
+                return
+            self._last[subject] = now
+        logger.warning(message, *values)
