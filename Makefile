@@ -1,0 +1,56 @@
+# Two commands need nothing but Python 3.10 to 3.13 with venv, make and a package registry:
+#   make demo   the whole system at work, in plain words and figures
+#   make test   everything that CI checks
+# The rest (check, bench, format, clean) is for people who change the code.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := protocol daemon_ext connector compat_tests benchmarks
+PYTEST_ARGS ?=
+
+export LMCACHE_TRACK_USAGE := false
+export LMCACHE_DISABLE_BANNER := 1
+
+.PHONY: demo test check bench format clean
+
+demo: $(STAMP)
+	@$(BIN)/python -m hypercache_compat.demo
+
+test: check
+	@echo "== tests =="
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP)
+	@echo "== lint, format, types, import contracts =="
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(STAMP)
+	@$(BIN)/python benchmarks/run.py
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
+
+# pip first: dependency groups need 25.1. torch second: its pin must stand before lmcache asks for any torch,
+# because the newest one is a build for GPUs of several GB.
+$(STAMP): pyproject.toml
+	@echo "== 1 of 4: a virtual environment in $(VENV) (with $(PYTHON)) =="
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else \
+	    "Python 3.10 to 3.13 is needed and $(PYTHON) is %d.%d: run make with PYTHON=python3.12, say" % v)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check --upgrade "pip>=25.1"
+	@echo "== 2 of 4: torch, the build without a GPU (about 200 MB) =="
+	@$(BIN)/python -m pip install --disable-pip-version-check "torch==2.13.0" "numpy<=2.2.6"
+	@echo "== 3 of 4: LMCache, the tools and this project =="
+	@$(BIN)/python -m pip install --disable-pip-version-check -e ".[daemon,lmcache]" --group dev
+	@echo "== 4 of 4: the released clients that the suite drives, each in its own folder =="
+	@$(BIN)/python -m hypercache_compat.releases
+	@touch $@

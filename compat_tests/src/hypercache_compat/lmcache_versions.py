@@ -1,0 +1,41 @@
+"""LMCache releases: the one in this environment, and an older one laid over it from a folder of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .releases import LMCACHE_IN_ENVIRONMENT, LMCACHE_IN_FOLDER, LMCACHE_VERSIONS, release_folder
+from .scenario_process import ScenarioProcess
+
+__all__ = ["LMCACHE_VERSIONS", "connector_spec", "lmcache_environment", "lmcache_process"]
+
+
+def _folder(version: str) -> Path | None:
+    if version == LMCACHE_IN_ENVIRONMENT:
+        return None
+    if version == LMCACHE_IN_FOLDER:
+        return release_folder(f"lmcache=={version}")
+    raise ValueError(f"LMCache {version} is not one of {', '.join(LMCACHE_VERSIONS)}")
+
+
+def lmcache_environment(version: str) -> dict[str, str]:
+    """The environment variables with which `import lmcache` gives `version`, quiet and without telemetry."""
+    quiet = {"LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "WARNING"}
+    folder = _folder(version)
+    return os.environ | quiet | ({} if folder is None else {"PYTHONPATH": str(folder)})
+
+
+def lmcache_process(version: str) -> ScenarioProcess:
+    """A process with LMCache `version` that runs `lmcache_scenarios`."""
+    return ScenarioProcess(f"LMCache {version}", "hypercache_compat.lmcache_scenarios", _folder(version))
+
+
+def connector_spec(socket_path: str, namespace: str) -> dict[str, object]:
+    """What LMCache's configuration says to load the connector."""
+    return {
+        "type": "native_plugin",
+        "module_path": "hypercache_connector",
+        "class_name": "HyperCacheConnector",
+        "adapter_params": {"socket_path": socket_path, "namespace": namespace},
+    }

@@ -1,0 +1,53 @@
+"""Loop devices for tests: real block devices, backed by files, where the process may make them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+MIB = 1024 * 1024
+
+
+def can_make_loop_devices() -> bool:
+    """May this process attach loop devices? Root on a machine that has them."""
+    return os.geteuid() == 0 and os.access("/dev/loop-control", os.W_OK)
+
+
+@contextmanager
+def loop_device(backing_file: Path) -> Iterator[str]:
+    """The path of a loop device over `backing_file`; it is detached afterwards."""
+    device = _run("losetup", "--find", "--show", str(backing_file)).strip()
+    try:
+        yield device
+    finally:
+        _run("losetup", "--detach", device)
+
+
+@contextmanager
+def loop_devices(folder: Path, count: int, size_mib: int) -> Iterator[tuple[str, ...]]:
+    """`count` loop devices of `size_mib` MiB each over new files in `folder`."""
+    with ExitStack() as stack:
+        devices = []
+        for number in range(count):
+            backing_file = folder / f"disk-{number}"
+            with backing_file.open("wb") as file:
+                file.truncate(size_mib * MIB)
+            devices.append(stack.enter_context(loop_device(backing_file)))
+        yield tuple(devices)
+
+
+@contextmanager
+def mounted(device: str, folder: Path) -> Iterator[None]:
+    """The file system on `device` is mounted at `folder` for the block."""
+    _run("mount", device, str(folder))
+    try:
+        yield
+    finally:
+        _run("umount", str(folder))
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout

@@ -1,0 +1,52 @@
+"""Daemons and clients that the proofs share.
+
+What changes a whole daemon (restart, purge, a small pool) starts its own with `running_daemon`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from hypercache_compat.daemon_process import DaemonProcess, running_daemon
+from hypercache_compat.old_clients import OLD_CLIENT_VERSIONS, old_client
+from hypercache_compat.raw_wire import RawConnection
+from hypercache_compat.scenario_process import ScenarioProcess
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[DaemonProcess]:
+    """One daemon for a file's tests; each uses uris of its own."""
+    with running_daemon() as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def old_clients() -> Iterator[dict[str, ScenarioProcess]]:
+    """A process for each released client, by version."""
+    with ExitStack() as stack:
+        clients = {version: old_client(version) for version in OLD_CLIENT_VERSIONS}
+        for client in clients.values():
+            stack.callback(client.close)
+        yield clients
+
+
+@pytest.fixture(params=OLD_CLIENT_VERSIONS)
+def old(request: pytest.FixtureRequest, old_clients: dict[str, ScenarioProcess]) -> ScenarioProcess:
+    """Each released client in turn."""
+    return old_clients[request.param]
+
+
+@pytest.fixture
+def uri(request: pytest.FixtureRequest) -> str:
+    """A uri that no other test uses."""
+    return f"hypercache://test/{request.node.name}"
+
+
+@pytest.fixture
+def raw(daemon: DaemonProcess) -> Iterator[RawConnection]:
+    """A connection by hand."""
+    with daemon.connect() as connection:
+        yield connection
