@@ -66,7 +66,7 @@ class _Bounce(threading.local):
     """One page-aligned scratch area for each thread, as large as was ever needed."""
 
     def __init__(self) -> None:
-        self._view = memoryview(b"")
+        self._view = memoryview(bytearray())  # writable: even an empty slice of bytes refuses assignment
 
     def of(self, size_bytes: int) -> memoryview:
         if len(self._view) < size_bytes:
