@@ -1,0 +1,115 @@
+"""The daemon's devices: what other modules may use.
+
+Everything here blocks: call it at start-up or from a worker thread. Nothing is formatted over data unless
+the operator said so, and nothing that is in use is touched at all (superblock.py and claims.py have the
+rules). `Pool` and `RamFiles` hold and lock what they are made of until they are closed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from .access import Access, DeviceError
+from .claims import MIN_DEVICE_BYTES, RESERVED_BYTES, claim_devices
+from .pool import (
+    Device,
+    Pool,
+    Prepare,
+    format_pool,
+    look,
+    open_formatted,
+    pool_id_to_format,
+    write_all,
+)
+from .pool_dir import open_pool_dir
+from .ram_files import RamFiles
+from .superblock import is_unused
+
+__all__ = [
+    "MIN_DEVICE_BYTES",
+    "RESERVED_BYTES",
+    "Access",
+    "Device",
+    "DeviceError",
+    "Pool",
+    "Prepare",
+    "RamFiles",
+    "open_devices",
+    "open_pool_dir",
+    "read_chunk",
+    "sync",
+    "write_chunk",
+]
+
+
+def open_devices(
+    paths: Sequence[str], *, format: bool = False, access: Access, prepare: Prepare | None = None
+) -> Pool:
+    """The pool of the given block devices or files, formatted where all of them are blank.
+
+    Args:
+        paths: in the pool's order.
+        format: start a new, empty pool whatever is on them; a device that is in use is refused even so.
+        prepare: see Prepare.
+
+    Raises:
+        DeviceError: they are not one whole pool, hold something else, or one of them cannot be used.
+    """
+    if not paths:
+        raise DeviceError("a pool has at least one device: give --device or --pool-dir")
+    with ExitStack() as held:
+        claims = claim_devices([str(Path(path).absolute()) for path in paths], held)
+        found = [] if format else [look(claim) for claim in claims]
+        if is_unused(found):
+            return format_pool(claims, pool_id_to_format(found), access, held, prepare)
+        return open_formatted(claims, found, access, held)
+
+
+def read_chunk(path: str, offset: int, length: int) -> bytes:
+    """Exactly `length` bytes of a device or a RAM file.
+
+    Raises:
+        OSError: the device failed or is gone.
+        DeviceError: it ends before that.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        data = os.pread(fd, length, offset)
+        while len(data) < length:
+            piece = os.pread(fd, length - len(data), offset + len(data))
+            if not piece:
+                raise DeviceError(f"{path} was cut off: it ends before byte {offset + length}")
+            data += piece
+    finally:
+        os.close(fd)
+    return data
+
+
+def write_chunk(path: str, offset: int, data: bytes | bytearray | memoryview) -> None:
+    """Write all of `data` to a device or to a RAM file that exists; `sync` makes it durable.
+
+    Raises:
+        OSError: the device failed, is full or is gone.
+    """
+    fd = os.open(path, os.O_RDWR)
+    try:
+        write_all(fd, offset, data)
+    finally:
+        os.close(fd)
+
+
+def sync(paths: Iterable[str]) -> None:
+    """Make durable what anybody wrote to these devices or files up to now.
+
+    Raises:
+        OSError: a device failed or is gone; nothing is known of what was written to it.
+    """
+    for path in dict.fromkeys(paths):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)

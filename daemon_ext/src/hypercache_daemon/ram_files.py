@@ -1,0 +1,147 @@
+"""The RAM tier: one file per chunk in a folder of a memory file system.
+
+Rules:
+- Names come from the daemon's own serials, end in .shm (clients of wire 1 map such files afresh at each
+  read, and keep a descriptor of any other for ever), and are never used twice.
+- The folder is the daemon's own, and locked: a second daemon would sweep the first one's files away.
+- What in it does not have such a name is never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from .access import Access, DeviceError, named
+from .claims import lock
+
+_OURS = re.compile(r"[0-9a-f]{16}\.shm")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+class RamFiles:
+    """The files of the RAM tier in `folder`, held and locked until `close`.
+
+    Raises:
+        DeviceError: the folder cannot be made, is a symlink, belongs to another user, or is in use.
+    """
+
+    def __init__(self, directory: Path, access: Access) -> None:
+        self.folder = directory.absolute()
+        self._access = access
+        with ExitStack() as held:
+            self._fd = _open_folder(self.folder, held)
+            lock(self._fd, self.folder)
+            with named(self.folder, "set the group and mode of", "give another --group"):
+                access.apply(self._fd, access.folder_mode())
+            self._held = held.pop_all()
+
+    def close(self) -> None:
+        """Let go of the folder; the files stay."""
+        self._held.close()
+
+    def path(self, serial: int) -> str:
+        """The path by which clients open the file of `serial` (0 to 2**64 - 1)."""
+        return str(self.folder / _name(serial))
+
+    def create(self, serial: int) -> None:
+        """Make the empty file of `serial`; clients may open it from then on.
+
+        Raises:
+            FileExistsError: that name was used before.
+            OSError: there is no room, or the group cannot be set; nothing is left behind.
+        """
+        name = _name(serial)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        fd = os.open(name, flags, 0o600, dir_fd=self._fd)
+        try:
+            self._access.apply(fd, self._access.mode())
+        except OSError:
+            os.unlink(name, dir_fd=self._fd)
+            raise
+        finally:
+            os.close(fd)
+
+    def remove(self, serials: Iterable[int]) -> None:
+        """Remove the files of `serials`; those that are gone already are fine.
+
+        A client that has one mapped or open keeps its bytes until it lets go.
+        """
+        for serial in serials:
+            with suppress(FileNotFoundError):
+                os.unlink(_name(serial), dir_fd=self._fd)
+
+    def sweep(self, expected: Mapping[int, int]) -> set[int]:
+        """At start: remove the files that no object owns, and tell which owned ones are no use any more.
+
+        Args:
+            expected: serial -> the length in bytes that its file must have at least.
+
+        Returns:
+            The serials whose file is missing or too short, as after a reboot: their objects are lost.
+            Files that are too short stay until `remove`.
+        """
+        lost = set(expected)
+        with os.scandir(self._fd) as entries:
+            names = [entry.name for entry in entries if _OURS.fullmatch(entry.name)]
+        for name in names:
+            serial = int(name[:16], 16)
+            if serial not in expected:
+                self._drop(name)
+            elif self._adopt(name) >= expected[serial]:
+                lost.discard(serial)
+        return lost
+
+    def free_bytes(self) -> int:
+        """How much the file system of the folder can still take."""
+        state = os.fstatvfs(self._fd)
+        return state.f_bavail * state.f_frsize
+
+    def _adopt(self, name: str) -> int:
+        """Set today's access on a file of an earlier run; gives its length, and -1 where it is no file."""
+        if not stat.S_ISREG(os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mode):
+            return -1
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._fd)
+        try:
+            self._access.apply(fd, self._access.mode())
+            return os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+
+    def _drop(self, name: str) -> None:
+        # A folder of that name was not made by us, and unlink refuses it.
+        with suppress(FileNotFoundError, IsADirectoryError):
+            os.unlink(name, dir_fd=self._fd)
+
+
+def _name(serial: int) -> str:
+    if not 0 <= serial < 1 << 64:
+        raise ValueError(f"a RAM file's serial is 0 to 2**64 - 1, not {serial}")
+    return f"{serial:016x}.shm"
+
+
+def _open_folder(directory: Path, held: ExitStack) -> int:
+    with named(directory, "make the RAM folder", "give another --ram-dir"), suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    try:
+        fd = os.open(directory, _FOLDER)
+    except OSError as error:
+        raise DeviceError(_why_no_folder(directory, error)) from error
+    held.callback(os.close, fd)
+    owner = os.fstat(fd).st_uid
+    if owner != os.geteuid():
+        raise DeviceError(
+            f"the RAM folder {directory} belongs to user {owner}, not to the daemon's user {os.geteuid()}:"
+            " remove it, or give another with --ram-dir"
+        )
+    return fd
+
+
+def _why_no_folder(directory: Path, error: OSError) -> str:
+    if directory.is_symlink() or not directory.is_dir():
+        return f"the RAM folder {directory} is a symlink or no folder: give a folder with --ram-dir"
+    return f"cannot open the RAM folder {directory}: {error.strerror}: give another --ram-dir"
