@@ -2,7 +2,7 @@
 
     python benchmarks/protocol_codec.py
 
-The floor beside each figure is what the standard library's json needs for the same line, with nothing checked.
+Beside each figure: what the standard library's json needs for the same line, with nothing checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hypercache_protocol.states import SyncStatus
 ROUNDS = 7
 TURNS = 2000
 
-LOCATE = Locate(uri="hypercache://kv/llama-3-8b@main@bf16/9f86d081884c7d659a2feaa0c55ad015", auto_ingest=False)
+LOCATE = Locate(uri="hypercache://kv/llama-3-8b@main/9f86d081884c7d659a2feaa0c55ad015", auto_ingest=False)
 HIT = HitReply(
     object_size=14 << 20,
     chunk_layout=tuple(

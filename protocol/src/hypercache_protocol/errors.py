@@ -32,6 +32,24 @@ class ErrorCode(str, Enum):
     INTERNAL = "INTERNAL"
 
 
+ERROR_MEANINGS: dict[ErrorCode, str] = {
+    ErrorCode.BAD_REQUEST: "not JSON, not an object, or a field is missing, wrongly typed or out of range",
+    ErrorCode.UNKNOWN_ACTION: "the daemon does not know the action; the connection lives",
+    ErrorCode.TOO_LARGE: "the line is longer than one request may be; the connection is closed",
+    ErrorCode.NOT_FOUND: "there is no object of that name",
+    ErrorCode.NOT_STAGED: "there is no staged write of that name to append to or to commit",
+    ErrorCode.STALE_STAGE: "`stage_id` names a staged write that is gone; newer ones are untouched",
+    ErrorCode.CONTRADICTION: "two fields exclude each other; what is staged stays staged",
+    ErrorCode.CHECKSUM_MISMATCH: "the bytes are not those that the given checksum is of",
+    ErrorCode.NO_SPACE: "there is no room, and nothing that may be evicted makes enough of it",
+    ErrorCode.NO_BACKEND: "the request needs a backend and there is none for this name",
+    ErrorCode.BACKEND_FAILED: "the backend did not do what it was asked",
+    ErrorCode.FORBIDDEN: "the daemon's settings do not allow it",
+    ErrorCode.UNAVAILABLE: "it cannot be done now; asking again later may help",
+    ErrorCode.INTERNAL: "a fault in the daemon; its log says more",
+}
+
+
 class ProtocolError(Exception):
     """Base of every error this package raises."""
 

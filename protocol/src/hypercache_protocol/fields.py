@@ -46,7 +46,7 @@ class Since:
 
 
 def _checked_uri(uri: str) -> str:
-    size_bytes = len(uri.encode())  # a lone surrogate, which would fail here, is no valid string to begin with
+    size_bytes = len(uri.encode())  # cannot fail: a lone surrogate is refused as no string at all
     if size_bytes > MAX_URI_BYTES:
         raise ValueError(f"must be at most {MAX_URI_BYTES} bytes long, not {size_bytes}")
     if "\0" in uri:
@@ -58,8 +58,12 @@ def _lower_case(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-Uri = Annotated[StrictStr, Field(min_length=1), AfterValidator(_checked_uri)]
-"""An object's name: opaque, 1 to 8,192 bytes of UTF-8."""
+Uri = Annotated[
+    StrictStr,
+    Field(min_length=1, description=f"1 to {MAX_URI_BYTES} bytes of UTF-8, no NUL"),
+    AfterValidator(_checked_uri),
+]
+"""An object's name: an opaque string."""
 
 TierField = Annotated[Tier, BeforeValidator(_lower_case)]
 Flag = StrictBool

@@ -5,15 +5,16 @@ The codec, the tables in docs/wire.md and the frozen schemas all read it here, s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
-from typing import get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from .fields import Since
-from .messages import REPLIES, STATUS_ALIASES, ErrorReply, Reply, Request
-from .versions import WireVersion
+from .messages import REPLIES, STATUS_ALIASES, ErrorReply, Message, Reply, Request
+from .versions import WIRE_1_0, WireVersion
 
 
 @cache
@@ -30,20 +31,25 @@ def newer_fields(model: type[BaseModel], version: WireVersion) -> dict[str, Sinc
 
 
 @cache
-def item_models(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+def item_models(model: type[BaseModel]) -> dict[str, type[Message]]:
     """Field name -> the model of its items, for the fields of `model` that hold a list of models."""
     found = {}
     for name, info in model.model_fields.items():
         for argument in get_args(info.annotation):
-            if isinstance(argument, type) and issubclass(argument, BaseModel):
+            if isinstance(argument, type) and issubclass(argument, Message):
                 found[name] = argument
     return found
+
+
+def possible_replies(request: type[Request]) -> tuple[type[Reply], ...]:
+    """Every reply that `request` may have."""
+    return (*REPLIES[request], ErrorReply)
 
 
 @cache
 def reply_words(request: type[Request]) -> dict[str, type[Reply]]:
     """Status word -> the reply that it stands for in an answer to `request`, other spellings included."""
-    possible: list[type[Reply]] = [*REPLIES[request], ErrorReply]
+    possible = possible_replies(request)
     aliases = {alias: model for model in possible for alias in STATUS_ALIASES.get(model, ())}
     return aliases | {model.status: model for model in possible}
 
@@ -52,6 +58,80 @@ def reply_words(request: type[Request]) -> dict[str, type[Reply]]:
 def required_fields(model: type[BaseModel]) -> frozenset[str]:
     """The fields without which there is no such message."""
     return frozenset(name for name, info in model.model_fields.items() if info.is_required())
+
+
+# -- for people and for the frozen schemas -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FieldRow:
+    """One field of a message in words: `kind` is its JSON type, `limits` what its values keep to."""
+
+    name: str
+    kind: str
+    limits: str
+    required: bool
+    default: Any
+    since: WireVersion
+    safe_to_drop: bool
+
+
+def field_rows(model: type[BaseModel]) -> list[FieldRow]:
+    """Every field of `model`, in its order on the wire."""
+    schema = model.model_json_schema()
+    parts = schema.get("$defs", {})
+    rows = []
+    for name, field in schema.get("properties", {}).items():
+        shape = _resolved(field, parts)
+        mark = since_marks(model).get(name, Since(WIRE_1_0, safe_to_drop=False))
+        required = name in required_fields(model)
+        row = FieldRow(
+            name,
+            _kind(shape, parts),
+            _limits(shape),
+            required,
+            field.get("default"),
+            mark.version,
+            mark.safe_to_drop,
+        )
+        rows.append(row)
+    return rows
+
+
+def _resolved(shape: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
+    """The shape itself where it is given by name, or beside null."""
+    found: dict[str, Any] = next(
+        (choice for choice in shape.get("anyOf", ()) if choice != {"type": "null"}), shape
+    )
+    return parts[found["$ref"].rpartition("/")[2]] if "$ref" in found else found
+
+
+def _kind(shape: dict[str, Any], parts: dict[str, Any]) -> str:
+    if shape["type"] == "array":
+        return f"list of {_kind(_resolved(shape['items'], parts), parts)}"
+    return str(shape["title"] if shape["type"] == "object" else shape["type"])
+
+
+def _limits(shape: dict[str, Any]) -> str:
+    """What a value keeps to beyond its type: the model's own words for it, else its bounds."""
+    if "enum" in shape:
+        return ", ".join(shape["enum"])
+    if "description" in shape and shape["type"] != "object":
+        return str(shape["description"])
+    if "pattern" in shape:
+        return f"matches {shape['pattern']}"
+    of = " characters" if shape["type"] == "string" else ""
+    low = shape.get("minimum", shape.get("minLength"))
+    high = shape.get("maximum", shape.get("maxLength"))
+    match low, high:
+        case None, None:
+            return _limits(shape["items"]) if "items" in shape and "type" in shape["items"] else ""
+        case None, _:
+            return f"at most {high}{of}"
+        case _, None:
+            return f"at least {low}{of}"
+        case _:
+            return f"{low} to {high}{of}"
 
 
 def _mark(info: FieldInfo) -> Since | None:

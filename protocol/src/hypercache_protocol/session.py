@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from .codecs import json_lines
 from .errors import ErrorCode, InvalidMessage, LocalProtocolError, RemoteProtocolError
@@ -31,14 +32,16 @@ class Role(Enum):
     DAEMON = "daemon"
 
 
-class NeedData:
-    """The type of NEED_DATA."""
+class NeedData(Enum):
+    """The type of NEED_DATA; an enum, so that `is NEED_DATA` narrows."""
+
+    NEED_DATA = "NEED_DATA"
 
     def __repr__(self) -> str:
         return "NEED_DATA"
 
 
-NEED_DATA = NeedData()
+NEED_DATA: Final = NeedData.NEED_DATA
 """There is no whole message yet: read from the socket, then ask again."""
 
 

@@ -22,6 +22,15 @@ class SyncStatus(str, Enum):
     LOCAL_ONLY = "LOCAL_ONLY"
 
 
+STATE_MEANINGS: dict[SyncStatus, str] = {
+    SyncStatus.STAGED: "blocks are reserved and being written; nothing is committed; gone after a restart",
+    SyncStatus.COMMITTED: "committed, and still to be written to the backend; never evicted",
+    SyncStatus.SYNCING_BACKEND: "being written to the backend now; never evicted",
+    SyncStatus.SYNCED_BACKEND: "the backend has it; may be evicted",
+    SyncStatus.LOCAL_ONLY: "committed and never written to a backend; may be evicted",
+}
+
+
 class StateEvent(str, Enum):
     """What happens to an object."""
 

@@ -8,6 +8,7 @@ Rules:
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
@@ -210,5 +211,4 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 64 else f"{shown[:63]}…"
+    return reprlib.repr(value)[:64]  # abbreviates before it builds: the value may be a whole line long

@@ -1,0 +1,66 @@
+"""The checked-in documents say what the models say."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GENERATOR = ROOT / "docs" / "generate.py"
+
+
+def load_generator():
+    spec = importlib.util.spec_from_file_location("docs_generate", GENERATOR)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = load_generator()
+
+
+@pytest.mark.parametrize("path", generate.DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_is_not_stale(path):
+    text = path.read_text()
+    assert generate.rendered(text) == text, "run: python docs/generate.py"
+
+
+def test_every_generated_part_is_in_a_document():
+    text = "".join(path.read_text() for path in generate.DOCUMENTS)
+    assert set(re.findall(r"<!-- begin ([\w ]+):", text)) == set(generate.PARTS)
+
+
+def test_a_stale_part_is_written_anew_and_the_prose_around_it_is_kept():
+    stale = "before\n<!-- begin error codes: x -->\n| old |\n<!-- end error codes -->\nafter\n"
+    fresh = generate.rendered(stale)
+    assert fresh.startswith("before\n<!-- begin error codes: x -->\n\n| code | meaning |")
+    assert fresh.endswith("<!-- end error codes -->\nafter\n")
+    assert "old" not in fresh
+    assert generate.rendered(fresh) == fresh
+
+
+def test_the_check_fails_on_a_stale_document_and_writing_mends_it(tmp_path, monkeypatch, capsys):
+    def run(*options):
+        monkeypatch.setattr(sys, "argv", ["generate.py", *options])
+        return generate.main(), capsys.readouterr().out
+
+    copies = tuple(tmp_path / path.name for path in generate.DOCUMENTS)
+    for copy, path in zip(copies, generate.DOCUMENTS, strict=True):
+        copy.write_text(path.read_text())
+    monkeypatch.setattr(generate, "DOCUMENTS", copies)
+    assert run("--check") == (0, "")
+    wire = copies[0]
+    wire.write_text(wire.read_text().replace("| `uri` |", "| `url` |"))
+    assert run("--check") == (1, "wire.md is stale\n")
+    assert "| `url` |" in wire.read_text()
+    assert run() == (0, "wire.md written\n")
+    assert "| `url` |" not in wire.read_text()
+    assert run("--check") == (0, "")
+
+
+@pytest.mark.parametrize("path", generate.DOCUMENTS, ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(path):
+    for target in re.findall(r"\]\(([\w./-]+)\)", path.read_text()):
+        assert (path.parent / target).exists()

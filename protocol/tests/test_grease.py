@@ -1,0 +1,58 @@
+"""Unknown fields on every message, both ways, so that tolerance cannot rot."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hypercache_protocol import WIRE_1_0, WIRE_1_1, ReplyReceived
+from hypercache_protocol.codecs.json_lines import encode_reply, encode_request
+from hypercache_protocol.messages import StatusReply
+from hypercache_protocol.testing import SessionPair, byte_by_byte, exchanges, greased, unknown_fields, whole
+
+VERSIONS = st.sampled_from([WIRE_1_0, WIRE_1_1])
+
+
+def objects_in(line):
+    """How many objects a line has that take fields: itself, and the items of its lists."""
+    fields = json.loads(line)
+    lists = [value for value in fields.values() if isinstance(value, list)]
+    return 1 + sum(isinstance(item, dict) for items in lists for item in items)
+
+
+@given(exchanges(), unknown_fields(), st.sampled_from([whole, byte_by_byte]))
+def test_unknown_fields_change_nothing_and_are_all_counted(exchange, extra, cut):
+    request, reply = exchange
+    pair = SessionPair(cut=cut, alter=lambda line: greased(line, extra))
+    seen_request, seen_reply = pair.exchange(request, reply)
+    assert seen_request == request
+    assert pair.daemon.unknown_fields == len(extra) * objects_in(encode_request(request))
+    if isinstance(reply, StatusReply):  # takes any field
+        assert seen_reply.model_extra.keys() == reply.model_extra.keys() | extra.keys()
+        assert pair.client.unknown_fields == 0
+    else:
+        assert seen_reply == reply
+        assert pair.client.unknown_fields == len(extra) * objects_in(encode_reply(reply))
+
+
+@given(exchanges(WIRE_1_0), unknown_fields(), VERSIONS, VERSIONS)
+def test_every_pair_of_versions_stands_unknown_fields(exchange, extra, client_version, daemon_version):
+    request, reply = exchange
+    pair = SessionPair(
+        client_version=client_version,
+        daemon_version=daemon_version,
+        alter=lambda line: greased(line, extra),
+    )
+    seen_request, seen_reply = pair.exchange(request, reply)
+    assert seen_request == request
+    assert type(seen_reply) is type(reply)
+
+
+@given(st.lists(exchanges(), min_size=2, max_size=4), st.lists(unknown_fields(), min_size=1, max_size=3))
+def test_grease_leaves_a_pipeline_in_step(exchanges, extras):
+    turns = iter(range(100))
+    pair = SessionPair(alter=lambda line: greased(line, extras[next(turns) % len(extras)]))
+    pair.ask(*(request for request, _ in exchanges))
+    answered = pair.answer(*((number, reply) for number, (_, reply) in enumerate(exchanges)))
+    assert [type(event) for event in answered] == [ReplyReceived] * len(exchanges)
+    assert [type(event.reply) for event in answered] == [type(reply) for _, reply in exchanges]

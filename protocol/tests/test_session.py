@@ -1,0 +1,330 @@
+"""Both ends of a connection: the same events however the bytes were cut, and replies in order."""
+
+import json
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hypercache_protocol import (
+    NEED_DATA,
+    WIRE_1_0,
+    ConnectionClosed,
+    ErrorCode,
+    Limits,
+    LocalProtocolError,
+    RemoteProtocolError,
+    ReplyReceived,
+    RequestReceived,
+    RequestRejected,
+    Role,
+    Session,
+)
+from hypercache_protocol.codecs.json_lines import encode_reply, encode_request
+from hypercache_protocol.messages import (
+    ChunkLocation,
+    CommittedReply,
+    CommitWrite,
+    ErrorReply,
+    GetStatus,
+    HitReply,
+    Locate,
+    MissReply,
+    Ping,
+    PongReply,
+    StatusReply,
+)
+from hypercache_protocol.testing import SessionPair, byte_by_byte, cut_at, events, exchanges, requests, whole
+
+CUTS = st.just(whole) | st.just(byte_by_byte) | st.lists(st.integers(0, 1 << 16)).map(cut_at)
+SMALL = Limits(max_request_bytes=64, max_reply_bytes=256)
+LOCATE = Locate(uri="a")
+
+
+def asked(*requests, **options):
+    """A client that has sent `requests`."""
+    client = Session(Role.CLIENT, **options)
+    for request in requests:
+        client.send_request(request)
+    return client
+
+
+# -- cutting -------------------------------------------------------------------------------------------
+
+GARBAGE = st.binary(max_size=20).map(lambda data: data.replace(b"\n", b"") + b"\n")
+
+
+@given(st.lists(requests().map(encode_request) | GARBAGE), st.binary(max_size=9), CUTS)
+def test_a_daemon_makes_the_same_events_however_the_requests_were_cut(lines, tail, cut):
+    data = b"".join(lines) + tail.replace(b"\n", b"")
+    expected = events(Session(Role.DAEMON), data, whole)
+    assert len(expected) == len(lines)
+    assert events(Session(Role.DAEMON), data, cut) == expected
+
+
+@given(st.lists(exchanges(), max_size=4), st.binary(max_size=9), CUTS)
+def test_a_client_makes_the_same_events_however_the_replies_were_cut(exchanges, tail, cut):
+    sent = [request for request, _ in exchanges]
+    data = b"".join(encode_reply(reply) for _, reply in exchanges) + tail.replace(b"\n", b"")
+    expected = [ReplyReceived(number, reply) for number, (_, reply) in enumerate(exchanges)]
+    assert events(asked(*sent), data, cut) == expected
+
+
+@pytest.mark.parametrize("first", [encode_request(LOCATE), b"not json\n"])
+def test_two_requests_split_at_every_place_are_the_same_two(first):
+    data = first + encode_request(Ping())
+    expected = events(Session(Role.DAEMON), data, whole)
+    assert len(expected) == 2
+    for at in range(len(data) + 1):
+        assert events(Session(Role.DAEMON), data, cut_at([at])) == expected
+
+
+@given(st.lists(exchanges(), max_size=4), CUTS, CUTS)
+def test_pipelined_requests_are_answered_in_their_order(exchanges, cut_there, cut_back):
+    pair = SessionPair(cut=cut_there)
+    asked = pair.ask(*(request for request, _ in exchanges))
+    assert asked == [RequestReceived(number, request) for number, (request, _) in enumerate(exchanges)]
+    pair = SessionPair(cut=cut_back)
+    pair.ask(*(request for request, _ in exchanges))
+    answered = pair.answer(*((number, reply) for number, (_, reply) in enumerate(exchanges)))
+    assert answered == [ReplyReceived(number, reply) for number, (_, reply) in enumerate(exchanges)]
+    assert (pair.client.pending, pair.daemon.pending) == (0, 0)
+
+
+def test_64_lookups_in_one_piece():
+    pair = SessionPair()
+    lookups = [Locate(uri=f"hypercache://{number}", auto_ingest=False) for number in range(64)]
+    assert [event.request for event in pair.ask(*lookups)] == lookups
+    assert pair.client.pending == pair.daemon.pending == 64
+    answered = pair.answer(*((number, MissReply()) for number in range(64)))
+    assert [event.request_id for event in answered] == list(range(64))
+
+
+# -- the end -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", Role)
+def test_before_anything_came_data_is_needed(role):
+    session = Session(role)
+    assert session.next_event() is NEED_DATA
+    assert repr(NEED_DATA) == "NEED_DATA"
+
+
+@pytest.mark.parametrize("role", Role)
+def test_the_end_is_told_again_and_again(role):
+    session = Session(role)
+    session.receive_data(b"")
+    assert [session.next_event() for _ in range(3)] == [ConnectionClosed()] * 3
+
+
+def test_what_came_whole_before_the_end_is_still_told():
+    daemon = Session(Role.DAEMON)
+    daemon.receive_data(encode_request(LOCATE) + encode_request(CommitWrite(uri="a"))[:-1])
+    daemon.receive_data(b"")
+    assert daemon.next_event() == RequestReceived(0, LOCATE)
+    # The commit lacks its newline: its sender died while it wrote, and asked for nothing.
+    assert daemon.next_event() == ConnectionClosed()
+
+
+def test_a_client_keeps_what_it_asked_when_the_daemon_goes():
+    client = asked(LOCATE)
+    assert events(client, b'{"status":"HI') == []
+    client.receive_data(b"")
+    assert client.next_event() == ConnectionClosed()
+    assert client.pending == 1
+
+
+# -- a daemon and wrong requests -----------------------------------------------------------------------
+
+
+def test_a_wrong_request_is_answered_in_its_turn_and_the_next_is_read():
+    daemon = Session(Role.DAEMON)
+    data = encode_request(LOCATE) + b'{"action":"fly"}\n' + encode_request(Ping())
+    first, second, third = events(daemon, data)
+    assert first == RequestReceived(0, LOCATE)
+    assert isinstance(second, RequestRejected)
+    assert (second.request_id, second.fatal) == (1, False)
+    assert second.reply.error_code is ErrorCode.UNKNOWN_ACTION
+    assert third == RequestReceived(2, Ping())
+    with pytest.raises(LocalProtocolError, match="request 1 is not the next"):
+        daemon.send_reply(1, second.reply)
+    sent = [
+        daemon.send_reply(0, MissReply()),
+        daemon.send_reply(1, second.reply),
+        daemon.send_reply(2, PongReply()),
+    ]
+    assert [json.loads(line)["status"] for line in sent] == ["MISS", "ERROR", "PONG"]
+
+
+def test_a_request_that_is_too_long_is_the_last_that_is_read():
+    daemon = Session(Role.DAEMON, limits=SMALL)
+    found = events(daemon, encode_request(Ping()) + b"x" * 65 + b"\n" + encode_request(Ping()))
+    assert found[0] == RequestReceived(0, Ping())
+    rejected = found[1]
+    assert isinstance(rejected, RequestRejected)
+    assert (rejected.request_id, rejected.fatal) == (1, True)
+    assert rejected.reply.error_code is ErrorCode.TOO_LARGE
+    assert "longer than 64 bytes" in rejected.reply.error_message
+    assert found[2:] == [ConnectionClosed()]
+    assert events(daemon, encode_request(Ping())) == [ConnectionClosed()]
+    # What was asked before is still answered, then the refusal; only then is the connection closed.
+    assert daemon.send_reply(0, PongReply()) == b'{"status":"PONG"}\n'
+    assert json.loads(daemon.send_reply(1, rejected.reply))["error_code"] == "TOO_LARGE"
+
+
+@pytest.mark.parametrize("cut", [whole, byte_by_byte, cut_at([64]), cut_at([65])])
+def test_a_request_of_exactly_the_limit_is_read_and_one_byte_more_is_not(cut):
+    room = 64 - len(encode_request(Locate(uri="x"))) + 2
+    longest = encode_request(Locate(uri="x" * room))
+    assert len(longest) == 64 + 1
+    assert events(Session(Role.DAEMON, limits=SMALL), longest, cut) == [
+        RequestReceived(0, Locate(uri="x" * room))
+    ]
+    too_long = encode_request(Locate(uri="x" * (room + 1)))
+    first, *_ = events(Session(Role.DAEMON, limits=SMALL), too_long, cut)
+    assert isinstance(first, RequestRejected)
+    assert first.fatal
+
+
+def test_a_client_sends_a_request_of_exactly_the_limit_and_no_longer_one():
+    room = 64 - len(encode_request(Locate(uri="x"))) + 2
+    client = Session(Role.CLIENT, limits=SMALL)
+    assert len(client.send_request(Locate(uri="x" * room))[1]) == 64 + 1
+    with pytest.raises(LocalProtocolError, match="locate: 65 bytes are more than one line may have \\(64\\)"):
+        client.send_request(Locate(uri="x" * (room + 1)))
+    assert client.pending == 1
+
+
+def test_after_a_fatal_event_no_memory_grows():
+    daemon = Session(Role.DAEMON, limits=SMALL)
+    events(daemon, b"x" * 65)
+    tracemalloc.start()
+    try:
+        for _ in range(1000):
+            daemon.receive_data(b"x" * 10_000)
+            assert daemon.next_event() == ConnectionClosed()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 20_000
+    assert daemon.pending == 1
+
+
+# -- a client and wrong replies ------------------------------------------------------------------------
+
+BAD_REPLIES = {
+    "not json": b"oops\n",
+    "no object": b"[]\n",
+    "no status": b"{}\n",
+    "missing field": b'{"status":"HIT"}\n',
+    "too long": b"x" * 257,
+}
+
+
+@pytest.mark.parametrize("data", BAD_REPLIES.values(), ids=BAD_REPLIES.keys())
+def test_a_client_gives_the_connection_up_over_a_wrong_reply(data):
+    client = asked(LOCATE, LOCATE, limits=SMALL)
+    client.receive_data(data + encode_reply(MissReply()))
+    with pytest.raises(RemoteProtocolError):
+        client.next_event()
+    # The second reply might be the answer to the first request: no more is read.
+    assert client.next_event() == ConnectionClosed()
+    assert events(client, encode_reply(MissReply())) == [ConnectionClosed()]
+
+
+def test_a_reply_that_nobody_asked_for_is_never_taken_for_the_next_one_s():
+    client = asked(LOCATE)
+    client.receive_data(encode_reply(MissReply()) * 2)
+    assert client.next_event() == ReplyReceived(0, MissReply())
+    with pytest.raises(RemoteProtocolError, match="a reply that nobody asked for"):
+        client.next_event()
+    client.send_request(LOCATE)
+    assert client.next_event() == ConnectionClosed()
+
+
+def test_an_error_reply_answers_its_own_request_only():
+    client = asked(LOCATE, Ping())
+    found = events(client, encode_reply(ErrorReply(error_message="no")) + encode_reply(PongReply()))
+    assert found == [ReplyReceived(0, ErrorReply(error_message="no")), ReplyReceived(1, PongReply())]
+
+
+# -- sending replies -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("request_id", [1, 2, -1, 7])
+def test_replies_out_of_order_are_refused_and_nothing_is_lost(request_id):
+    pair = SessionPair()
+    pair.ask(LOCATE, LOCATE, LOCATE)
+    with pytest.raises(LocalProtocolError, match=f"request {request_id} is not the next to be answered"):
+        pair.daemon.send_reply(request_id, MissReply())
+    assert pair.answer((0, MissReply())) == [ReplyReceived(0, MissReply())]
+
+
+def test_a_reply_is_sent_once_and_not_unasked():
+    pair = SessionPair()
+    with pytest.raises(LocalProtocolError):
+        pair.daemon.send_reply(0, MissReply())
+    pair.ask(LOCATE)
+    pair.answer((0, MissReply()))
+    with pytest.raises(LocalProtocolError):
+        pair.daemon.send_reply(0, MissReply())
+
+
+@pytest.mark.parametrize(
+    "reply", [StatusReply(long="x" * 257), StatusReply(bad="\ud800")], ids=["long", "not json"]
+)
+def test_a_reply_that_cannot_be_sent_leaves_its_request_to_be_answered(reply):
+    pair = SessionPair(limits=SMALL)
+    pair.ask(GetStatus())
+    with pytest.raises(LocalProtocolError):
+        pair.daemon.send_reply(0, reply)
+    error = ErrorReply(error_message="no")
+    assert pair.answer((0, error)) == [ReplyReceived(0, error)]
+
+
+# -- versions ------------------------------------------------------------------------------------------
+
+HIT = HitReply(
+    object_size=1,
+    chunk_layout=(ChunkLocation(device="d", offset=0, length=1, checksum=5),),
+    sync_status="COMMITTED",
+    generation=1,
+)
+
+
+@given(exchanges(WIRE_1_0), st.sampled_from([(WIRE_1_0, (1, 1)), ((1, 1), WIRE_1_0), (WIRE_1_0, WIRE_1_0)]))
+def test_what_both_versions_have_passes_between_them(exchange, versions):
+    pair = SessionPair(client_version=versions[0], daemon_version=versions[1])
+    assert pair.exchange(*exchange) == exchange
+    assert (pair.client.unknown_fields, pair.daemon.unknown_fields) == (0, 0)
+
+
+def test_a_new_client_and_an_old_daemon():
+    pair = SessionPair(daemon_version=WIRE_1_0)
+    seen, reply = pair.exchange(
+        CommitWrite(uri="a", chunk_checksums=(1, 2), stage_id="s", local_only=True),
+        CommittedReply(object_size=1, sync_status="COMMITTED", generation=4),
+    )
+    assert seen == CommitWrite(uri="a")
+    assert pair.daemon.unknown_fields == 3
+    assert reply == CommittedReply(object_size=1, sync_status="COMMITTED")
+
+
+def test_an_old_client_and_a_new_daemon():
+    pair = SessionPair(client_version=WIRE_1_0)
+    _, reply = pair.exchange(LOCATE, HIT)
+    assert (reply.sync_status, reply.generation, reply.chunk_layout[0].checksum) == (None, None, None)
+    assert pair.client.unknown_fields == 3
+
+
+def test_a_client_held_to_1_0_cannot_ask_for_what_its_daemon_would_ignore():
+    pair = SessionPair(client_version=WIRE_1_0)
+    with pytest.raises(LocalProtocolError, match=r"local_only needs wire 1\.1"):
+        pair.ask(CommitWrite(uri="a", local_only=True))
+    with pytest.raises(LocalProtocolError, match=r"stage_id needs wire 1\.1"):
+        pair.ask(CommitWrite(uri="a", stage_id="s"))
+    assert pair.client.pending == 0
+    (event,) = pair.ask(CommitWrite(uri="a", chunk_checksums=(1,)))
+    assert event == RequestReceived(0, CommitWrite(uri="a"))
+    assert pair.daemon.unknown_fields == 0

@@ -1,0 +1,418 @@
+"""Every field of every message refuses what it does not hold, in a sentence that names it."""
+
+import json
+import re
+import sys
+import tracemalloc
+from itertools import chain
+
+import pytest
+
+from hypercache_protocol.codecs.json_lines import decode_reply, decode_request, encode_reply, encode_request
+from hypercache_protocol.errors import ErrorCode, InvalidMessage
+from hypercache_protocol.fields import CHUNK_SIZE, MAX_OBJECT_BYTES, MAX_URI_BYTES, MIB
+from hypercache_protocol.messages import (
+    REPLIES,
+    AppendWrite,
+    ChunkLocation,
+    CommittedReply,
+    CommitWrite,
+    DeviceInfo,
+    DevicesReply,
+    Evict,
+    EvictedReply,
+    GetDevices,
+    GetStatus,
+    GetWriteStatus,
+    HitReply,
+    Ingest,
+    IngestedReply,
+    Locate,
+    MissReply,
+    Pin,
+    Ping,
+    PongReply,
+    Purge,
+    PurgedReply,
+    RecordTelemetry,
+    StagedReply,
+    StageWrite,
+    StatusReply,
+    WriteStatusReply,
+)
+from hypercache_protocol.schema import field_rows
+
+CHUNK = ChunkLocation(device="/dev/nvme0n1", offset=0, length=4096, tier="ram", checksum=1)
+DEVICE = DeviceInfo(
+    path="/dev/nvme0n1",
+    is_nvme=True,
+    is_virtual=False,
+    is_partition=False,
+    is_rotational=False,
+    size_bytes=1,
+    model="m",
+    existing_fs="ext4",
+    numa_node=0,
+)
+REQUESTS = [
+    Ping(),
+    GetDevices(),
+    Locate(uri="a", tier="ram"),
+    Ingest(uri="a", tier="ram"),
+    Pin(uri="a"),
+    Evict(uri="a"),
+    Purge(),
+    GetStatus(),
+    StageWrite(uri="a", size_bytes=1, tier="ram"),
+    AppendWrite(uri="a", size_bytes=1, tier="ram", stage_id="s"),
+    CommitWrite(uri="a", sha256="0" * 64, local_only=False, chunk_checksums=(1,), stage_id="s"),
+    GetWriteStatus(uri="a"),
+    RecordTelemetry(event_type="e", uri="a", object_size_bytes=1, duration_us=1, bandwidth_mbps=1.5),
+]
+_HIT = {"object_size": 1, "chunk_layout": (CHUNK,), "sync_status": "COMMITTED", "generation": 1}
+_STAGED = {"object_size": 1, "chunk_layout": (CHUNK,), "sync_status": "STAGED", "stage_id": "s"}
+ANSWERS = [
+    (Ping(), PongReply(wire=(1,), daemon="d", instance_id="i", features=("f",))),
+    (GetDevices(), DevicesReply(devices=(DEVICE,))),
+    (Locate(uri="a"), HitReply(**_HIT)),
+    (Locate(uri="a"), MissReply()),
+    (Ingest(uri="a"), IngestedReply(**_HIT)),
+    (Evict(uri="a"), EvictedReply()),
+    (Purge(), PurgedReply()),
+    (GetStatus(), StatusReply()),
+    (StageWrite(uri="a", size_bytes=1), StagedReply(**_STAGED)),
+    (CommitWrite(uri="a"), CommittedReply(object_size=1, sync_status="COMMITTED", generation=1)),
+    (GetWriteStatus(uri="a"), WriteStatusReply(sync_status="COMMITTED", sync_progress_percent=5)),
+]
+
+# JSON texts that are no value of a kind; the last column's are none of any.
+_NOT = {
+    "boolean": ["0", "1", '"true"', '""', "0.0"],
+    "integer": [
+        '"5"',
+        "true",
+        "false",
+        "4096.0",
+        "5.5",
+        "1e3",
+        "1e400",
+        "-0.0",
+        "9" * 30,
+        "9" * 4300,
+        "-" + "9" * 30,
+    ],
+    "number": ['"5"', "true", "-1", "-0.5", "1e400", "9" * 400],
+    "string": ["5", "true", "5.0"],
+    "list": ['"abc"', "5", "true", "0.5"],
+}
+_NEVER = ["[[]]", "{}", '{"a":1}']
+
+
+def wrong_texts(row):
+    """JSON texts that the field of `row` must refuse."""
+    kind, _, item = row.kind.partition(" of ")
+    texts = [*_NOT[kind], *_NEVER]
+    if not item:
+        texts.append("[]")
+    if item in _NOT:
+        texts += [f"[{text}]" for text in _NOT[item]] + ["[null]"]
+    elif item:
+        texts += ["[null]", "[5]", '["a"]', "[[]]", "[{}]"]
+    # A state that is null reads as one that this side does not know.
+    if row.name != "sync_status" and (row.required or row.default is not None):
+        texts.append("null")
+    return texts
+
+
+def bounds(model, name):
+    """JSON texts just beyond what the field holds."""
+    schema = model.model_json_schema()["properties"][name]
+    schema = next((choice for choice in schema.get("anyOf", [schema]) if choice != {"type": "null"}), schema)
+    texts = []
+    if "minimum" in schema:
+        texts.append(json.dumps(schema["minimum"] - 1))
+    if "maximum" in schema:
+        texts.append(json.dumps(schema["maximum"] + 1))
+    if "minLength" in schema:
+        texts.append(json.dumps("x" * (schema["minLength"] - 1)))
+    if "maxLength" in schema:
+        texts.append(json.dumps("x" * (schema["maxLength"] + 1)))
+    return texts
+
+
+def with_value(line, name, text, inside=None):
+    """The line with the JSON `text` for the value of the field `name`, of each item of `inside` if given."""
+    fields = json.loads(line)
+    for place in fields[inside] if inside else [fields]:
+        assert name in place, "each field must be set, or nothing is tested"
+        place[name] = "\0here"
+    return json.dumps(fields).replace('"\\u0000here"', text).encode()
+
+
+def refusal(decode, line):
+    with pytest.raises(InvalidMessage) as caught:
+        decode(line)
+    assert caught.value.code is ErrorCode.BAD_REQUEST
+    assert len(caught.value.message) < 300
+    return caught.value.message.replace("the field '", "")
+
+
+def fields_of(*messages):
+    """Each message with each of its fields, and a name for the pair."""
+    return [
+        pytest.param(*given, row, id=f"{type(given[-1]).__name__}-{row.name}")
+        for given in messages
+        for row in field_rows(type(given[-1]))
+    ]
+
+
+@pytest.mark.parametrize(("request_", "row"), fields_of(*((request,) for request in REQUESTS)))
+def test_a_wrong_value_in_a_request_is_refused_by_its_field_s_name(request_, row):
+    for text in wrong_texts(row) + bounds(type(request_), row.name):
+        line = with_value(encode_request(request_), row.name, text)
+        assert refusal(decode_request, line).startswith(f"{request_.action}: {row.name}"), text
+
+
+@pytest.mark.parametrize(("request_", "reply", "row"), fields_of(*ANSWERS))
+def test_a_wrong_value_in_a_reply_is_refused_by_its_field_s_name(request_, reply, row):
+    for text in wrong_texts(row) + bounds(type(reply), row.name):
+        line = with_value(encode_reply(reply), row.name, text)
+        said = refusal(lambda line: decode_reply(line, request_), line)
+        assert said.startswith(f"the reply to {request_.action}: {row.name}"), text
+
+
+ITEMS = [
+    (Locate(uri="a"), ANSWERS[2][1], "chunk_layout", CHUNK),
+    (GetDevices(), ANSWERS[1][1], "devices", DEVICE),
+]
+
+
+@pytest.mark.parametrize(("request_", "reply", "field", "item", "row"), fields_of(*ITEMS))
+def test_a_wrong_value_in_an_item_is_refused_by_its_place(request_, reply, field, item, row):
+    for text in wrong_texts(row) + bounds(type(item), row.name):
+        line = with_value(encode_reply(reply), row.name, text, inside=field)
+        said = refusal(lambda line: decode_reply(line, request_), line)
+        assert said.startswith(f"the reply to {request_.action}: {field}[0].{row.name}"), text
+
+
+def test_every_field_of_every_message_is_in_these_cases():
+    assert {type(request) for request in REQUESTS} == set(REPLIES)
+    assert {type(reply) for _, reply in ANSWERS} == set(chain.from_iterable(REPLIES.values()))
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request.action)
+def test_a_missing_field_is_named(request_):
+    for row in field_rows(type(request_)):
+        fields = json.loads(encode_request(request_))
+        if row.required:
+            del fields[row.name]
+            with pytest.raises(
+                InvalidMessage, match=f"^{request_.action}: the field '{row.name}' is missing$"
+            ):
+                decode_request(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize(("request_", "reply"), ANSWERS, ids=lambda one: type(one).__name__)
+def test_null_says_nothing_where_nothing_need_be_said(request_, reply):
+    for message, decode in [(request_, decode_request), (reply, lambda line: decode_reply(line, request_))]:
+        line = encode_request(message) if message is request_ else encode_reply(message)
+        silent = [row.name for row in field_rows(type(message)) if not row.required and row.default is None]
+        fields = json.loads(line) | dict.fromkeys(silent)
+        decoded, unknown = decode(json.dumps(fields).encode())
+        assert all(getattr(decoded, name) is None for name in silent)
+        assert unknown == 0
+
+
+# -- the edges of what is allowed ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "uri", ["u", "u" * MAX_URI_BYTES, "ü" * (MAX_URI_BYTES // 2), " ", "\n", "\x7f", "\U0010ffff", "../.."]
+)
+def test_a_uri_is_any_string_up_to_its_limit(uri):
+    request = Locate(uri=uri)
+    assert decode_request(encode_request(request)) == (request, 0)
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("", "at least 1 character"),
+        ("u" * (MAX_URI_BYTES + 1), "at most 8192 bytes long, not 8193"),
+        ("ü" * (MAX_URI_BYTES // 2 + 1), "at most 8192 bytes long, not 8194"),
+        ("a\0b", "must not hold a NUL character"),
+        ("\0", "must not hold a NUL character"),
+    ],
+)
+def test_a_uri_beyond_its_limits_is_refused(uri, why):
+    with pytest.raises(InvalidMessage, match=f"^locate: uri: .*{why}"):
+        decode_request(json.dumps({"action": "locate", "uri": uri}).encode())
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 4095, CHUNK_SIZE + 1, MAX_OBJECT_BYTES])
+def test_sizes_within_the_limit_are_taken_as_they_are(size_bytes):
+    line = f'{{"action":"stage_write","uri":"a","size_bytes":{size_bytes}}}'.encode()
+    assert decode_request(line)[0].size_bytes == size_bytes
+
+
+def test_a_whole_number_is_taken_where_a_number_is_wanted():
+    line = with_value(encode_request(REQUESTS[-1]), "bandwidth_mbps", "100")
+    assert decode_request(line)[0].bandwidth_mbps == 100.0
+
+
+@pytest.mark.parametrize("sha256", ["0" * 63, "0" * 65, "g" * 64, "0" * 64 + "\n", "sha256:" + "0" * 57, ""])
+def test_a_sha256_that_is_none_is_refused(sha256):
+    with pytest.raises(InvalidMessage, match=r"^commit_write: sha256: "):
+        decode_request(json.dumps({"action": "commit_write", "uri": "a", "sha256": sha256}).encode())
+
+
+@pytest.mark.parametrize("tier", ['"disk"', '"nvme "', '""', "5"])
+def test_an_unknown_tier_is_refused_and_the_known_ones_are_told(tier):
+    with pytest.raises(InvalidMessage, match=r"^locate: tier: .*'nvme' or 'ram'"):
+        decode_request(f'{{"action":"locate","uri":"a","tier":{tier}}}'.encode())
+
+
+def test_a_long_wrong_value_is_cut():
+    long = "x" * 100_000
+    with pytest.raises(InvalidMessage) as caught:
+        decode_request(json.dumps({"action": "stage_write", "uri": "a", "size_bytes": long}).encode())
+    assert len(caught.value.message) < 200
+    assert re.search(r"\(got 'x+\.\.\.x+'\)$", caught.value.message)
+
+
+def test_the_name_of_an_unknown_field_is_in_no_error():
+    line = json.dumps({"action": "locate", "x" * 10_000: 1}).encode()
+    with pytest.raises(InvalidMessage, match=r"^locate: the field 'uri' is missing$"):
+        decode_request(line)
+
+
+# -- lines that are no JSON object ---------------------------------------------------------------------
+
+NOT_JSON = {
+    "empty": b"",
+    "spaces": b"   ",
+    "word": b"ping",
+    "half": b'{"action":"pi',
+    "no value": b'{"action":}',
+    "single quotes": b"{'action':'ping'}",
+    "trailing comma": b'{"action":"ping",}',
+    "two objects": b'{"action":"ping"}{"action":"ping"}',
+    "tail": b'{"action":"ping"} x',
+    "comment": b'{"action":"ping"} // x',
+    "byte order mark": b'\xef\xbb\xbf{"action":"ping"}',
+    "utf-16": '{"action":"ping"}'.encode("utf-16"),
+    "invalid utf-8": b'{"action":"locate","uri":"\xff"}',
+    "cut utf-8": b'{"action":"locate","uri":"\xc3"}',
+    "overlong utf-8": b'{"action":"locate","uri":"\xc0\xaf"}',
+    "surrogate in utf-8": b'{"action":"locate","uri":"\xed\xa0\x80"}',
+    "lone surrogate": b'{"action":"locate","uri":"\\ud800"}',
+    "low surrogate": b'{"action":"locate","uri":"\\udc00"}',
+    "raw control": b'{"action":"locate","uri":"a\x01b"}',
+    "raw NUL": b'{"action":"locate","uri":"a\x00b"}',
+    "NaN": b'{"action":"stage_write","uri":"a","size_bytes":NaN}',
+    "Infinity": b'{"action":"ping","x":Infinity}',
+    "-Infinity": b'{"action":"ping","x":-Infinity}',
+    "leading zero": b'{"action":"stage_write","uri":"a","size_bytes":05}',
+    "plus": b'{"action":"stage_write","uri":"a","size_bytes":+5}',
+    "hexadecimal": b'{"action":"stage_write","uri":"a","size_bytes":0x10}',
+    "endless integer": b'{"action":"ping","x":' + b"9" * 500_000 + b"}",
+    "http": b"GET / HTTP/1.1\r",
+    "zeros": b"\0" * 1000,
+    "nested lists": b"[" * 100_000,
+    "closed nested lists": b"[" * 100_000 + b"]" * 100_000,
+    "nested objects": b'{"a":' * 100_000,
+    "nested unknown field": b'{"action":"ping","x":' + b"[" * 210 + b"]" * 210 + b"}",
+}
+
+
+@pytest.mark.parametrize("line", NOT_JSON.values(), ids=NOT_JSON.keys())
+def test_a_line_that_is_not_json_is_an_invalid_message_on_both_ends(line):
+    for decode in (decode_request, lambda line: decode_reply(line, Ping())):
+        with pytest.raises(InvalidMessage, match=r"^the line is not JSON: ") as caught:
+            decode(line)
+        assert caught.value.code is ErrorCode.BAD_REQUEST
+        assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize("line", [b"5", b'"ping"', b"null", b"true", b"[]", b'[{"action":"ping"}]', b"1.5"])
+def test_json_that_is_no_object_is_an_invalid_message_on_both_ends(line):
+    for decode in (decode_request, lambda line: decode_reply(line, Ping())):
+        with pytest.raises(InvalidMessage, match=r"^the line must hold a JSON object, not "):
+            decode(line)
+
+
+def test_nesting_that_an_honest_peer_may_send_is_read():
+    line = b'{"action":"ping","x":' + b"[" * 150 + b"]" * 150 + b"}"
+    assert decode_request(line) == (Ping(), 1)
+
+
+def test_the_last_of_a_name_given_twice_counts():
+    assert decode_request(b'{"action":"ping","action":"purge"}') == (Purge(), 0)
+    assert decode_request(b'{"action":"pin","uri":"a","uri":"b"}') == (Pin(uri="b"), 0)
+
+
+def test_white_space_within_a_line_is_no_fault():
+    assert decode_request(b' { "action" :\t"ping" } \r') == (Ping(), 0)
+
+
+# -- what a wrong line costs ---------------------------------------------------------------------------
+
+
+def peak_bytes(work):
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def filled(start, item, end):
+    """A line of 1 MiB that repeats `item`."""
+    room = MIB - len(start) - len(end)
+    return start + b",".join([item] * (room // (len(item) + 1))) + end
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        filled(b'{"action":"commit_write","uri":"a","chunk_checksums":[', b"-1", b"]}"),
+        filled(b'{"action":"commit_write","uri":"a","chunk_checksums":[', b'"a"', b"]}"),
+        filled(b'{"action":"commit_write","uri":"a","chunk_checksums":[', b"[]", b"]}"),
+        filled(b'{"action":"commit_write","uri":"a","chunk_checksums":[', b"{}", b"]}"),
+        filled(b'{"action":"locate","uri":[', b"[]", b"]}"),
+        filled(b'{"action":"locate","x":[', b"{}", b"]}"),
+    ],
+    ids=lambda line: line[:60].decode(),
+)
+def test_a_line_that_is_wrong_in_every_item_costs_little(line):
+    def refuse():
+        with pytest.raises(InvalidMessage):
+            decode_request(line)
+
+    # 64 bytes for each byte of the line is what the plain JSON tree may take; one error object for
+    # each item would be hundreds.
+    assert peak_bytes(refuse) < 64 * MIB
+
+
+@pytest.mark.parametrize("field", ["chunk_layout", "devices", "wire", "features"])
+def test_a_reply_that_is_wrong_in_every_item_makes_one_error(field):
+    request = {"chunk_layout": Locate(uri="a"), "devices": GetDevices(), "wire": Ping(), "features": Ping()}[
+        field
+    ]
+    status = "HIT" if field == "chunk_layout" else "PONG" if isinstance(request, Ping) else "OK"
+    line = json.dumps({"status": status, "object_size": 1, field: [-1.5] * 100_000}).encode()
+
+    def refuse():
+        with pytest.raises(InvalidMessage, match=rf"{field}\[0\]"):
+            decode_reply(line, request)
+
+    assert peak_bytes(refuse) < 16 * MIB
+
+
+def test_the_depth_of_a_line_never_meets_the_interpreter_s_limit():
+    deep = 190
+    assert deep < sys.getrecursionlimit()
+    line = b'{"action":"locate","uri":' + b"[" * deep + b"]" * deep + b"}"
+    with pytest.raises(InvalidMessage, match=r"^locate: uri: .*\(got \[+\.\.\.\]+\)$"):
+        decode_request(line)
