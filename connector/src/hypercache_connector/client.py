@@ -163,10 +163,10 @@ class Client:
                 connection.interrupt()
         try:
             connection.greet(deadline)
+            self._note_daemon(connection)
         except BaseException:
             self._discard(connection)
             raise
-        self._note_daemon(connection)
         return connection
 
     def _note_daemon(self, connection: Connection) -> None:

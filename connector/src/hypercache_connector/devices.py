@@ -76,7 +76,8 @@ class Devices:
             OSError: it cannot be opened or read.
         """
         if tier is Tier.RAM:
-            return direct_io.read(_open_checked(path, os.O_RDONLY).fd, part, offset)
+            file = _open_checked(path, os.O_RDONLY)  # the name keeps it open until the end
+            return direct_io.read(file.fd, part, offset)
         return self._move(path, part, offset, writable=False)
 
     def write(self, path: str, tier: Tier, part: Part, offset: int) -> int:
@@ -86,7 +87,8 @@ class Devices:
             OSError: it cannot be opened or written.
         """
         if tier is Tier.RAM:
-            return direct_io.write(_open_checked(path, os.O_WRONLY).fd, part, offset)
+            file = _open_checked(path, os.O_WRONLY)
+            return direct_io.write(file.fd, part, offset)
         return self._move(path, part, offset, writable=True)
 
     def forget(self, path: str) -> None:

@@ -1,0 +1,498 @@
+"""The client: one deadline, no late reply for the wrong caller, nothing sent twice that may have arrived."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from hypercache_connector import Client, DaemonUnavailable
+from hypercache_connector.connection import WINDOW_BYTES, Connection, DeadBeforeSending
+from hypercache_connector.outcomes import Outcome
+from hypercache_protocol import SyncStatus
+from hypercache_protocol.messages import (
+    CommitWrite,
+    Evict,
+    HitReply,
+    Locate,
+    MissReply,
+    Ping,
+    PongReply,
+    Reply,
+    Request,
+    StageWrite,
+)
+
+DEADLINE_S = 30.0
+MakeClient = Callable[..., Client]
+
+
+@pytest.fixture
+def make(scripted) -> Iterator[MakeClient]:
+    """Makes clients of the scripted daemon that are closed at the end."""
+    made: list[Client] = []
+
+    def client(timeout_s: float = 10.0, **options) -> Client:
+        made.append(Client(scripted.socket_path, timeout_s, **options))
+        return made[-1]
+
+    yield client
+    for each in made:
+        each.close()
+
+
+def locates(count: int, prefix: str = "u") -> list[Locate]:
+    return [Locate(uri=f"{prefix}{number}", auto_ingest=False) for number in range(count)]
+
+
+def hit(size_bytes: int) -> HitReply:
+    """A reply that can be told from others by its size."""
+    return HitReply(object_size=size_bytes, chunk_layout=(), sync_status=SyncStatus.LOCAL_ONLY)
+
+
+def failure(client: Client, requests: list[Request]) -> Outcome:
+    with pytest.raises(DaemonUnavailable) as caught:
+        client.exchange(requests)
+    return caught.value.outcome
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.005)
+
+
+# -- exchanges -----------------------------------------------------------------------------------------------
+
+
+def test_replies_come_in_the_order_of_the_requests(scripted, make: MakeClient) -> None:
+    scripted.objects = {f"u{number}": hit(number) for number in range(0, 300, 2)}
+    replies = make().exchange(locates(300))
+    assert [reply.object_size if isinstance(reply, HitReply) else None for reply in replies] == [
+        None if number % 2 else number for number in range(300)
+    ]
+
+
+def test_an_exchange_of_nothing_asks_nobody(scripted, make: MakeClient) -> None:
+    assert make().exchange([]) == []
+    assert scripted.requests == []
+
+
+def test_64_requests_are_all_sent_before_the_first_reply_is_waited_for(scripted, make: MakeClient) -> None:
+    scripted.hold = 64
+    assert len(make().exchange(locates(64))) == 64
+    assert scripted.connections_accepted == 1
+
+
+def test_more_than_64_requests_go_in_windows(scripted, make: MakeClient) -> None:
+    scripted.hold = 65
+    assert failure(make(timeout_s=0.5), locates(65)) is Outcome.DAEMON_LATE
+
+
+def test_long_requests_make_windows_smaller(scripted, make: MakeClient) -> None:
+    per_request = 4000
+    in_a_window = WINDOW_BYTES // per_request
+    seen_before_first_reply: list[int] = []
+
+    def note(request: Request, reply: Reply) -> Reply:
+        if isinstance(request, Locate) and not seen_before_first_reply:
+            until(lambda: len(scripted.requests) > in_a_window)
+            seen_before_first_reply.append(len(scripted.requests) - 1)
+        return reply
+
+    scripted.change = note
+    assert len(make().exchange(locates(64, "x" * per_request))) == 64
+    assert seen_before_first_reply[0] <= in_a_window + 1
+
+
+def test_full_socket_buffers_on_both_sides_do_not_hold_each_other_up(scripted, make: MakeClient) -> None:
+    long_uri = "y" * 8000
+
+    def large(request: Request, reply: Reply) -> Reply:
+        return PongReply(daemon="z" * 2_000_000) if isinstance(request, Ping) else reply
+
+    client = make()
+    client.exchange([Ping()])
+    scripted.change = large
+    requests: list[Request] = [Ping(), *[Locate(uri=long_uri)] * 7] * 3
+    requests.append(CommitWrite(uri=long_uri, chunk_checksums=tuple([4_000_000_000] * 80_000)))
+    replies = client.exchange(requests)
+    assert sum(isinstance(reply, PongReply) for reply in replies) == 3
+    assert sum(isinstance(reply, MissReply) for reply in replies) == 21
+
+
+def test_many_threads_get_their_own_replies(scripted, make: MakeClient) -> None:
+    scripted.objects = {
+        f"{thread}-{number}": hit(thread * 100 + number) for thread in range(8) for number in range(50)
+    }
+    client = make()
+    wrong: list[object] = []
+
+    def work(thread: int) -> None:
+        for number in range(50):
+            (reply,) = client.exchange([Locate(uri=f"{thread}-{number}")])
+            if reply != hit(thread * 50 + number):
+                wrong.append(reply)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert wrong == []
+    assert scripted.connections_accepted <= 8
+
+
+def test_a_connection_is_kept_for_the_next_exchange(scripted, make: MakeClient) -> None:
+    client = make()
+    for _ in range(5):
+        client.exchange(locates(1))
+    assert scripted.connections_accepted == 1
+    assert scripted.counted()["ping"] == 1
+
+
+# -- what the daemon is --------------------------------------------------------------------------------------
+
+
+def test_features_and_instance_are_known_after_the_first_exchange(scripted, make: MakeClient) -> None:
+    client = make()
+    assert (client.instance_id, client.features) == (None, frozenset())
+    client.exchange(locates(1))
+    assert client.instance_id == "instance-1"
+    assert {"local_only", "chunk_checksums"} <= client.features
+
+
+def test_a_missing_feature_sends_nothing_and_keeps_the_connection(scripted, make: MakeClient) -> None:
+    scripted.features = ("sync_status",)
+    client = make()
+    for _ in range(3):
+        with pytest.raises(DaemonUnavailable, match="lacks chunk_checksums; upgrade it") as caught:
+            client.exchange([Evict(uri="u")], needs=frozenset({"chunk_checksums", "sync_status"}))
+        assert caught.value.outcome is Outcome.DAEMON_TOO_OLD
+    assert scripted.counted() == {"ping": 1}
+    assert scripted.connections_accepted == 1
+
+
+def test_a_new_instance_is_announced_before_its_first_reply(scripted, make: MakeClient) -> None:
+    order: list[str] = []
+    client = make(on_new_instance=lambda: order.append("announced"))
+    client.exchange(locates(1))
+    scripted.stop()
+    scripted.start()
+    client.exchange(locates(1))
+    order.append("replied")
+    assert order == ["announced", "announced", "replied"]
+    assert client.instance_id == "instance-2"
+
+
+def test_an_upgrade_under_way_is_noticed_at_the_next_connection(scripted, make: MakeClient) -> None:
+    scripted.features = None
+    client = make()
+    needs = frozenset({"local_only"})
+    with pytest.raises(DaemonUnavailable):
+        client.exchange(locates(1), needs=needs)
+    scripted.stop()
+    scripted.features = ("local_only",)
+    scripted.start()
+    assert client.exchange(locates(1), needs=needs) == [MissReply()]
+
+
+# -- no daemon, a dead one, a restarted one ------------------------------------------------------------------
+
+
+def test_nobody_there_fails_at_once_and_recovers_by_itself(scripted, make: MakeClient) -> None:
+    scripted.stop()
+    client = make()
+    began = time.monotonic()
+    assert failure(client, locates(1)) is Outcome.DAEMON_GONE
+    Path(scripted.socket_path).unlink()
+    assert failure(client, locates(1)) is Outcome.DAEMON_GONE
+    assert time.monotonic() - began < 5
+    assert not client.breaker_open
+    scripted.start()
+    assert client.exchange(locates(1)) == [MissReply()]
+
+
+def test_after_a_restart_kept_connections_cost_no_failure(scripted, make: MakeClient) -> None:
+    client = make()
+    for _ in range(5):
+        assert client.exchange(locates(3)) == [MissReply()] * 3
+        scripted.stop()
+        scripted.start()
+    assert scripted.counted()["locate"] == 15
+
+
+def test_a_connection_found_dead_by_the_write_is_replaced_and_the_request_sent_once(
+    scripted, make: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make()
+    client.exchange(locates(1))
+    scripted.stop()
+    scripted.start()
+    # As if it died between the look at it and the write.
+    monkeypatch.setattr(Connection, "is_out_of_step", lambda self: False)
+    assert client.exchange([StageWrite(uri="u", size_bytes=1)])[0].status == "WRITESTAGED"
+    assert scripted.counted()["stage_write"] == 1
+    assert scripted.connections_accepted == 2
+
+
+def test_it_is_tried_again_once_and_not_twice(make: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[int] = []
+
+    def dead(self: Connection, data: memoryview, *, untouched: bool) -> int:
+        attempts.append(len(data))
+        raise DeadBeforeSending
+
+    client = make()
+    monkeypatch.setattr(Connection, "_send", dead)
+    assert failure(client, locates(1)) is Outcome.DAEMON_GONE
+    assert len(attempts) == 2
+
+
+def test_a_request_that_may_have_arrived_is_never_sent_again(scripted, make: MakeClient) -> None:
+    def close_instead(request: Request, data: bytes) -> bytes | None:
+        return data if isinstance(request, Ping) else None
+
+    client = make()
+    client.exchange([Ping()])
+    scripted.garble = close_instead
+    assert failure(client, [StageWrite(uri="u", size_bytes=1)]) is Outcome.DAEMON_GONE
+    assert scripted.counted()["stage_write"] == 1
+
+
+def test_a_write_that_was_partly_taken_is_never_repeated(
+    scripted, make: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make()
+    client.exchange([Ping()])
+    sent: list[bool] = []
+    real_send = Connection._send
+
+    def half(self: Connection, data: memoryview, *, untouched: bool) -> int:
+        sent.append(untouched)
+        if len(sent) == 1:
+            return real_send(self, data[:10], untouched=untouched)
+        scripted.drop_connections()
+        until(self.is_out_of_step)
+        return real_send(self, data, untouched=untouched)
+
+    monkeypatch.setattr(Connection, "_send", half)
+    assert failure(client, [Evict(uri="u" * 100)]) is Outcome.DAEMON_GONE
+    assert sent == [True, False]
+    assert scripted.counted()["evict"] == 0
+
+
+# -- replies that cannot be trusted --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spoil", "outcome"),
+    [
+        (lambda data: b"\xff\xfe garbage\n", Outcome.DAEMON_GARBLED),
+        (lambda data: b"[]\n", Outcome.DAEMON_GARBLED),
+        (lambda data: b'{"status":"HIT","object_size":-1}\n', Outcome.DAEMON_GARBLED),
+        (lambda data: data + data, Outcome.DAEMON_GARBLED),
+        (lambda data: data + b'{"sta', Outcome.DAEMON_GARBLED),
+        (lambda data: data[: len(data) // 2], Outcome.DAEMON_LATE),
+        (lambda data: b"", Outcome.DAEMON_LATE),
+        (lambda data: None, Outcome.DAEMON_GONE),
+    ],
+    ids=["garbage", "no object", "bad field", "twice", "more to come", "half", "nothing", "closed"],
+)
+def test_one_bad_reply_spoils_its_whole_exchange_and_nothing_else(
+    scripted, make: MakeClient, spoil: Callable[[bytes], bytes | None], outcome: Outcome
+) -> None:
+    def spoil_the_last(request: Request, data: bytes) -> bytes | None:
+        return spoil(data) if request == Locate(uri="u2", auto_ingest=False) else data
+
+    client = make(timeout_s=1.0, probe_interval_s=0.01)
+    scripted.objects = {"u0": hit(5)}
+    scripted.garble = spoil_the_last
+    assert failure(client, locates(3)) is outcome
+    until(lambda: not client.breaker_open)
+    assert client.exchange(locates(2)) == [hit(5), MissReply()]
+
+
+def test_an_unknown_status_is_that_request_s_error_alone(scripted, make: MakeClient) -> None:
+    scripted.garble = lambda request, data: (
+        b'{"status":"TELEPORTED"}\n' if request == Locate(uri="u1", auto_ingest=False) else data
+    )
+    replies = make().exchange(locates(3))
+    assert [reply.status for reply in replies] == ["MISS", "ERROR", "MISS"]
+
+
+def test_a_late_reply_never_reaches_the_next_caller(scripted, make: MakeClient) -> None:
+    client = make(timeout_s=0.3, probe_interval_s=0.01)
+    client.exchange([Ping()])
+    scripted.objects = {"old": hit(1), "new": hit(2)}
+    scripted.freeze()
+    assert failure(client, [Locate(uri="old")]) is Outcome.DAEMON_LATE
+    scripted.thaw()
+    until(lambda: not client.breaker_open)
+    assert client.exchange([Locate(uri="new")]) == [hit(2)]
+
+
+def test_a_reply_that_nobody_asked_for_is_not_taken_for_the_next_one(scripted, make: MakeClient) -> None:
+    client = make()
+    client.exchange([Ping()])
+    with scripted._lock:
+        (connected,) = scripted._sockets
+    connected.sendall(b'{"status":"HIT","object_size":1,"chunk_layout":[],"sync_status":"LOCAL_ONLY"}\n')
+    assert client.exchange([Locate(uri="u")]) == [MissReply()]
+
+
+def test_bytes_that_trickle_in_do_not_stretch_the_deadline(folder: Path) -> None:
+    path = str(folder / "trickle")
+    stop = threading.Event()
+
+    def trickle(listener: socket.socket) -> None:
+        accepted, _ = listener.accept()
+        with accepted:
+            with suppress(OSError):
+                while not stop.wait(0.02):
+                    accepted.send(b" ")
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        thread = threading.Thread(target=trickle, args=(listener,))
+        thread.start()
+        client = Client(path, 0.5)
+        began = time.monotonic()
+        assert failure(client, [Ping()]) is Outcome.DAEMON_LATE
+        assert time.monotonic() - began < 5
+        client.close()
+        stop.set()
+        thread.join(DEADLINE_S)
+
+
+def test_a_peer_that_is_no_daemon_is_told_apart(scripted, make: MakeClient) -> None:
+    scripted.garble = lambda request, data: b'{"status":"ERROR","error_message":"what?"}\n'
+    assert failure(make(), locates(1)) is Outcome.DAEMON_GARBLED
+
+
+# -- the breaker ---------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_daemon_costs_one_deadline_and_then_nothing_for_a_while(scripted, make: MakeClient) -> None:
+    client = make(timeout_s=0.5, probe_interval_s=0.02)
+    client.exchange([Ping()])
+    scripted.freeze()
+    assert failure(client, locates(1)) is Outcome.DAEMON_LATE
+    began = time.monotonic()
+    assert {failure(client, locates(1)) for _ in range(100)} == {Outcome.BREAKER_OPEN}
+    assert time.monotonic() - began < 0.4
+    assert client.breaker_open
+    scripted.thaw()
+    until(lambda: not client.breaker_open)
+    assert client.exchange(locates(1)) == [MissReply()]
+
+
+def test_a_daemon_that_does_not_accept_is_frozen_too(folder: Path) -> None:
+    path = str(folder / "s")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(0)
+        fillers = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(path)
+        client = Client(path, 0.3)
+        assert failure(client, [Ping()]) is Outcome.DAEMON_LATE
+        client.close()
+        for filler in fillers:
+            filler.close()
+
+
+def test_a_probe_that_goes_wrong_does_not_leave_the_breaker_open_for_ever(scripted, make: MakeClient) -> None:
+    trouble = iter([RuntimeError("first"), RuntimeError("second")])
+    announced: list[None] = []
+
+    def announce() -> None:
+        announced.append(None)
+        if len(announced) > 1 and (error := next(trouble, None)):
+            raise error
+
+    client = make(timeout_s=0.3, probe_interval_s=0.02, on_new_instance=announce)
+    client.exchange([Ping()])
+    scripted.freeze()
+    assert failure(client, locates(1)) is Outcome.DAEMON_LATE
+    scripted.stop()
+    scripted.thaw()
+    scripted.start()
+    until(lambda: not client.breaker_open)
+    assert client.exchange(locates(1)) == [MissReply()]
+
+
+# -- close, fork, descriptors --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stuck_in", ["exchange", "greeting"])
+def test_close_ends_what_is_running_at_once_and_for_good(scripted, make: MakeClient, stuck_in: str) -> None:
+    client = make(timeout_s=60.0)
+    if stuck_in == "exchange":
+        client.exchange([Ping()])
+    scripted.freeze()
+    caught: list[Outcome] = []
+    thread = threading.Thread(target=lambda: caught.append(failure(client, locates(1))))
+    before = len(scripted.requests)
+    thread.start()
+    until(lambda: len(scripted.requests) > before)
+    began = time.monotonic()
+    client.close()
+    client.close()
+    thread.join(DEADLINE_S)
+    assert caught == [Outcome.CLOSED]
+    assert time.monotonic() - began < 5
+    assert failure(client, locates(1)) is Outcome.CLOSED
+
+
+def test_close_ends_the_probe(scripted, make: MakeClient) -> None:
+    client = make(timeout_s=0.2, probe_interval_s=0.01)
+    scripted.freeze()
+    assert failure(client, locates(1)) is Outcome.DAEMON_LATE
+    client.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "hypercache-probe"]
+
+
+def test_no_descriptor_is_left(scripted, open_descriptors: Callable[[], int]) -> None:
+    # The daemon runs in this process too, so its ends of the connections are waited for.
+    before = open_descriptors()
+    with Client(scripted.socket_path, 10.0) as client:
+        for _ in range(3):
+            client.exchange(locates(1))
+            scripted.drop_connections()
+        scripted.garble = lambda request, data: None
+        for _ in range(3):
+            failure(client, locates(1))
+    until(lambda: open_descriptors() == before)
+
+
+_FORKING = """
+import os, sys
+from hypercache_connector import Client
+from hypercache_protocol.messages import Locate
+
+def size(client, uri):
+    return client.exchange([Locate(uri=uri)])[0].object_size
+
+client = Client(sys.argv[1], 10.0)
+assert size(client, "parent") == 1
+child = os.fork()
+if child == 0:
+    os._exit(0 if size(client, "child") == 2 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert size(client, "parent") == 1
+"""
+
+
+def test_a_forked_child_never_shares_its_parents_connection(scripted) -> None:
+    scripted.objects = {"parent": hit(1), "child": hit(2)}
+    subprocess.run([sys.executable, "-c", _FORKING, scripted.socket_path], check=True, timeout=DEADLINE_S)
+    assert scripted.connections_accepted == 2  # the parent's, kept, and one of the child's own

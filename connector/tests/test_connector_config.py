@@ -1,0 +1,78 @@
+"""A wrong parameter stops the start with one sentence; a daemon that is down does not."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from hypercache_connector import ConfigError, HyperCacheConnector
+from hypercache_connector.config import Config, DirectIo, parse
+from hypercache_protocol import Tier
+
+GOOD: dict[str, Any] = {"namespace": "n", "socket_path": "/nowhere/s"}
+
+
+def test_defaults_are_those_that_the_readme_lists() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    for name, field in Config.model_fields.items():
+        default = field.default.value if isinstance(field.default, (Tier, DirectIo)) else field.default
+        shown = "required" if field.is_required() else str(default).lower().removesuffix(".0")
+        assert f"| `{name}` |" in readme
+        row = next(line for line in readme.splitlines() if line.startswith(f"| `{name}` |"))
+        assert shown in row.replace("`", "").split(" | ")[2], row
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"namespace": None}, "'namespace' is wrong"),
+        ({"namespace": ""}, "must be 1 to 512 bytes long, not 0"),
+        ({"namespace": "x" * 513}, "must be 1 to 512 bytes long, not 513"),
+        ({"tiem_out": 1}, "unknown parameter 'tiem_out': remove it or correct its name; known are namespace"),
+        ({"timeout_s": 0}, "'timeout_s' is wrong: Input should be greater than 0"),
+        ({"timeout_s": "5"}, "'timeout_s' is wrong"),
+        ({"timeout_s": float("nan")}, "'timeout_s' is wrong"),
+        ({"read_workers": 0}, "'read_workers' is wrong"),
+        ({"read_workers": 1.5}, "'read_workers' is wrong"),
+        ({"queue_limit": True}, "'queue_limit' is wrong"),
+        ({"overwrite": "yes"}, "'overwrite' is wrong"),
+        ({"tier": "disk"}, "must be one of 'nvme', 'ram' (got 'disk')"),
+        ({"direct_io": "maybe"}, "must be one of 'auto', 'on', 'off'"),
+        ({"socket_path": ""}, "give the path of the daemon's socket"),
+        ({"socket_path": "/" + "s" * 107}, "at most 107 bytes"),
+    ],
+)
+def test_a_wrong_parameter_is_named_in_one_sentence(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(GOOD | wrong)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("hypercache_connector: ")
+
+
+def test_a_missing_namespace_stops_the_start_and_says_what_it_is_for() -> None:
+    with pytest.raises(ConfigError, match="adapter_params needs 'namespace', a text that tells apart"):
+        HyperCacheConnector(socket_path="/nowhere/s")
+
+
+def test_good_parameters_are_taken_as_json_gives_them() -> None:
+    config = parse(GOOD | {"timeout_s": 2, "tier": "ram", "direct_io": "on", "overwrite": True})
+    assert (config.timeout_s, config.tier, config.direct_io) == (2.0, Tier.RAM, DirectIo.ON)
+    with pytest.raises(ValidationError):
+        config.tier = Tier.NVME  # type: ignore[misc]
+
+
+def test_a_socket_path_that_is_a_plain_file_is_refused(folder: Path) -> None:
+    plain = folder / "plain"
+    plain.touch()
+    with pytest.raises(ConfigError, match="not a socket; give the daemon's --socket path"):
+        parse(GOOD | {"socket_path": str(plain)})
+
+
+def test_a_socket_nobody_listens_on_is_no_error(folder: Path) -> None:
+    path = str(folder / "s")
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(path)
+    assert parse(GOOD | {"socket_path": path}).socket_path == path

@@ -1,0 +1,79 @@
+"""The mapping from keys to uris: frozen, injective, and made of plain ASCII."""
+
+import hashlib
+from urllib.parse import quote, unquote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypercache_connector.keys import UriMapping
+
+# Frozen with version 1 of the mapping: lines are added, never edited.
+GOLDEN = [
+    ("ns", "m@00000001@0@abcdef", "hypercache://lmcache/v1/ns/m@00000001@0@abcdef"),
+    (
+        "llama-3.1-8b-rev2-bf16",
+        "meta-llama/Llama-3.1-8B@01000001@0@00ff",
+        "hypercache://lmcache/v1/llama-3.1-8b-rev2-bf16/meta-llama%2FLlama-3.1-8B@01000001@0@00ff",
+    ),
+    ("a/b", "c", "hypercache://lmcache/v1/a%2Fb/c"),
+    ("a", "b/c", "hypercache://lmcache/v1/a/b%2Fc"),
+    ("100%", "%41", "hypercache://lmcache/v1/100%25/%2541"),
+    ("n", "m@0@0@00@salt with space", "hypercache://lmcache/v1/n/m@0@0@00@salt%20with%20space"),
+    ("ü", "模型@0", "hypercache://lmcache/v1/%C3%BC/%E6%A8%A1%E5%9E%8B@0"),
+    ("n", "", "hypercache://lmcache/v1/n/"),
+    ("n", "\n\0\x7f~._-", "hypercache://lmcache/v1/n/%0A%00%7F~._-"),
+    ("n", "\ud800", "hypercache://lmcache/v1/n/%ED%A0%80"),
+    ("n", "k" * 8166, "hypercache://lmcache/v1/n/" + "k" * 8166),
+    (
+        "n",
+        "k" * 8167,
+        "hypercache://lmcache/v1-sha256/n/99d9820664a6f277d76293e91d3703aa408d8ed05bf77a8803494ceba63de66c",
+    ),
+]
+
+any_text = st.text(st.characters(), max_size=60)  # lone surrogates too
+awkward = st.text(st.sampled_from("a%/@2F5\0é\ud800"), max_size=8)
+
+
+@pytest.mark.parametrize(("namespace", "key", "uri"), GOLDEN)
+def test_golden_uris_never_change(namespace: str, key: str, uri: str) -> None:
+    assert UriMapping(namespace).uri(key) == uri
+
+
+@given(namespace=any_text, key=any_text)
+def test_a_uri_gives_namespace_and_key_back(namespace: str, key: str) -> None:
+    path = UriMapping(namespace).uri(key).removeprefix("hypercache://lmcache/v1/")
+    first, second = path.split("/")
+    assert unquote(first, errors="surrogatepass") == namespace
+    assert unquote(second, errors="surrogatepass") == key
+
+
+@settings(max_examples=500)
+@given(st.tuples(awkward, awkward), st.tuples(awkward, awkward))
+def test_two_keys_never_share_a_uri(one: tuple[str, str], other: tuple[str, str]) -> None:
+    same = UriMapping(one[0]).uri(one[1]) == UriMapping(other[0]).uri(other[1])
+    assert same == (one == other)
+
+
+@given(any_text)
+def test_the_fast_encoding_is_the_standard_one(key: str) -> None:
+    expected = quote(key.encode("utf-8", "surrogatepass"), safe="@")
+    assert UriMapping("n").uri(key) == f"hypercache://lmcache/v1/n/{expected}"
+
+
+def test_a_key_too_long_for_a_uri_is_named_by_its_hash_and_stays_apart() -> None:
+    mapping = UriMapping("n")
+    long, longer = "k" * 9000, "k" * 9001
+    digest = hashlib.sha256(long.encode()).hexdigest()
+    assert mapping.uri(long) == f"hypercache://lmcache/v1-sha256/n/{digest}"
+    assert mapping.uri(longer) != mapping.uri(long)
+    assert mapping.uri(digest) != mapping.uri(long)
+    assert UriMapping("o").uri(long) != mapping.uri(long)
+
+
+def test_every_uri_fits_the_wire() -> None:
+    mapping = UriMapping("\U0001f600" * 128)  # the longest namespace, encoded threefold
+    for length in (1, 1000, 2000, 2210, 2300, 3000, 100_000):
+        assert len(mapping.uri("é" * length)) <= 8192
