@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 from pathlib import Path
@@ -45,6 +46,14 @@ MARKS = [
 ]
 
 
+def run(*command: str) -> str:
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**os.environ, "PATH": path}
+    )
+    return done.stdout.strip()
+
+
 def edges(data: bytes) -> tuple[bytes, bytes, int]:
     return data[:MIB], data[-MIB:], len(data)
 
@@ -63,11 +72,9 @@ def test_a_real_file_system_is_called_what_blkid_calls_it(kind: str, tmp_path: P
     with image.open("wb") as file:
         file.truncate(SIZE)
     image.chmod(0o600)
-    subprocess.run([*MAKERS[kind], image], check=True, capture_output=True)
-    asked = subprocess.run(
-        ["blkid", "-p", "-o", "value", "-s", "TYPE", image], check=True, capture_output=True, text=True
-    )
-    assert find_signature(*edges(image.read_bytes())) == asked.stdout.strip() == kind
+    run(*MAKERS[kind], str(image))
+    asked = run("blkid", "-p", "-o", "value", "-s", "TYPE", str(image))
+    assert find_signature(*edges(image.read_bytes())) == asked == kind
 
 
 @pytest.mark.parametrize(("kind", "offset", "magic"), MARKS)

@@ -64,6 +64,10 @@ class Host:
         """The smallest piece that the device reads or writes."""
         return int(_read(self._disk(number) / "queue/logical_block_size") or 512)
 
+    def is_read_only(self, number: str) -> bool:
+        """Does the kernel refuse writes to it? (It may be opened for writing all the same.)"""
+        return _read(self._node(number) / "ro") == "1"
+
     def partitions(self, number: str) -> dict[str, str]:
         """Number -> name of the partitions that the kernel sees on a disk."""
         found = {}

@@ -167,6 +167,8 @@ def _key(state: os.stat_result) -> tuple[object, ...]:
 
 
 def _refuse_odd_block(path: str, number: str) -> None:
+    if HOST.is_read_only(number):
+        raise DeviceError(f"{path} is read-only: run blockdev --setrw {path}, or give another device")
     block_bytes = HOST.logical_block_bytes(number)
     if block_bytes > ALIGNMENT:
         raise DeviceError(
