@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from inspect import cleandoc
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from hypercache_protocol.errors import ERROR_MEANINGS, ErrorCode
 from hypercache_protocol.messages import (
     REPLIES,
@@ -30,7 +32,6 @@ from hypercache_protocol.messages import (
 from hypercache_protocol.schema import FieldRow, field_rows
 from hypercache_protocol.states import DIRTY, EVICTABLE, STATE_MEANINGS, TRANSITIONS, SyncStatus
 from hypercache_protocol.versions import FEATURES, RELEASED, WIRE_1_0
-from pydantic import BaseModel
 
 DOCS = Path(__file__).parent
 DOCUMENTS = (DOCS / "wire.md", DOCS / "states.md")

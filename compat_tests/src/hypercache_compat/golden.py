@@ -1,0 +1,254 @@
+"""Golden bytes and schemas of every released wire version: added to, never edited.
+
+    python -m hypercache_compat.golden            add what is missing
+    python -m hypercache_compat.golden --check    add nothing; fail where something is missing or differs
+
+Rules:
+1. A file that exists is never written again. Where the code no longer makes it, the code is wrong: a
+   field was renamed, re-typed or dropped, or an encoder changed what old peers are sent.
+2. FROZEN.sha256 names every frozen file with its digest, so that an edit shows in review as two edits.
+3. A new version has a new folder. What a later build adds to an old one is made by the old encoder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypercache_protocol.codecs.json_lines import decode_reply, decode_request, encode_reply, encode_request
+from hypercache_protocol.errors import InvalidMessage, LocalProtocolError
+from hypercache_protocol.messages import REPLIES, REQUESTS, ChunkLocation, DeviceInfo, Reply, Request
+from hypercache_protocol.schema import field_rows, newer_fields, possible_replies
+from hypercache_protocol.versions import RELEASED, WireVersion
+
+from .golden_examples import REPLY_EXAMPLES, REQUEST_EXAMPLES
+
+FOLDER = Path(__file__).parents[2]
+MANIFEST = "FROZEN.sha256"
+
+
+# -- vectors -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One frozen line: what it answers or asks, its bytes, and the fields that a reader must find in it."""
+
+    direction: str
+    action: str
+    line: bytes
+    fields: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """The vector as its file holds it."""
+        return {
+            "direction": self.direction,
+            "action": self.action,
+            "line": self.line.decode(),
+            "fields": self.fields,
+        }
+
+    def faults(self, version: WireVersion) -> Iterator[str]:
+        """What this build reads or writes otherwise than `version` did."""
+        try:
+            message, unknown = self._decoded(version)
+        except InvalidMessage as error:
+            yield f"is no longer read: {error.message}"
+            return
+        if unknown:
+            yield f"holds {unknown} fields that are no longer known"
+        if _fields(message) != self.fields:
+            yield f"is read as {_fields(message)}"
+        if (written := _line(message, version)) != self.line:
+            yield f"is written as {written!r}"
+
+    def _decoded(self, version: WireVersion) -> tuple[Request | Reply, int]:
+        if self.direction == "request":
+            return decode_request(self.line, version)
+        # Only the type of the request says how its reply is read.
+        return decode_reply(self.line, REQUESTS[self.action].model_construct(), version)
+
+
+def read_vector(path: Path) -> Vector:
+    """The vector that the file at `path` holds."""
+    held = json.loads(path.read_text(encoding="utf-8"))
+    return Vector(held["direction"], held["action"], held["line"].encode(), held["fields"])
+
+
+def _line(message: Request | Reply, version: WireVersion) -> bytes:
+    if isinstance(message, Request):
+        return encode_request(message, version)
+    return encode_reply(message, version)
+
+
+def _fields(message: Request | Reply) -> dict[str, Any]:
+    return message.model_dump(mode="json", exclude_none=True)
+
+
+def vectors_of(version: WireVersion) -> dict[str, Vector]:
+    """File name -> vector, for every example that a peer of `version` can say."""
+    said: list[tuple[str, tuple[str, str], Request | Reply]] = [
+        *(("request", key, request) for key, request in REQUEST_EXAMPLES.items()),
+        *(("reply", key, reply) for key, reply in REPLY_EXAMPLES.items()),
+    ]
+    return {
+        f"{direction}-{action}-{name}.json": Vector(
+            direction, action, _line(message, version), _fields(message)
+        )
+        for direction, (action, name), message in said
+        if _fits(message, version)
+    }
+
+
+def _fits(message: Request | Reply, version: WireVersion) -> bool:
+    """Whether the whole of `message` passes through the encoder of `version`."""
+    try:
+        return _line(message, version) == _line(message, RELEASED[-1])
+    except LocalProtocolError:
+        return False
+
+
+# -- schemas -------------------------------------------------------------------------------------------
+
+
+def schema_of(version: WireVersion) -> dict[str, Any]:
+    """What every later build must keep: the fields of each message, and the answers of each action."""
+    return {
+        "requests": {
+            model.action: {"answers": _words(model), "fields": _field_schema(model, version)}
+            for model in REPLIES
+        },
+        "replies": {
+            f"{reply.status} to {request.action}": _field_schema(reply, version)
+            for request in REPLIES
+            for reply in possible_replies(request)
+        },
+        "parts": {model.__name__: _field_schema(model, version) for model in (ChunkLocation, DeviceInfo)},
+    }
+
+
+def _words(model: type[Request]) -> list[str]:
+    return [reply.status for reply in possible_replies(model)]
+
+
+def _field_schema(model: Any, version: WireVersion) -> dict[str, Any]:
+    hidden = newer_fields(model, version)
+    return {
+        row.name: {
+            "kind": row.kind,
+            "required": row.required,
+            "default": row.default,
+            "since": str(row.since),
+        }
+        for row in field_rows(model)
+        if row.name not in hidden
+    }
+
+
+def lost(frozen: Any, now: Any, path: str = "") -> Iterator[str]:
+    """What `frozen` has and `now` has not, or has otherwise; `now` may have more."""
+    if isinstance(frozen, dict) and isinstance(now, dict):
+        for key, value in frozen.items():
+            yield from lost(value, now.get(key, "nothing"), f"{path}/{key}")
+    elif isinstance(frozen, list) and isinstance(now, list):
+        yield from (f"{path} lacks {item}" for item in frozen if item not in now)
+    elif frozen != now:
+        yield f"{path} was {frozen} and is {now}"
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+
+def wanted_files() -> dict[str, str]:
+    """Path under compat_tests -> text, for everything that this build can freeze."""
+    files: dict[str, str] = {}
+    for version in RELEASED:
+        files[f"schemas/wire-{version}.json"] = _text(schema_of(version))
+        for name, vector in vectors_of(version).items():
+            files[f"vectors/wire-{version}/{name}"] = _text(vector.as_json())
+    return files
+
+
+def _text(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def frozen_files(folder: Path = FOLDER) -> dict[str, str]:
+    """Path under compat_tests -> SHA-256, as the manifest has them."""
+    path = folder / MANIFEST
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+
+
+def problems(folder: Path = FOLDER) -> list[str]:
+    """Every frozen file that was edited or is gone, and every file that is not frozen."""
+    frozen = frozen_files(folder)
+    there = {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for kind in ("schemas", "vectors")
+        for path in (folder / kind).rglob("*.json")
+    }
+    gone = [f"{name} is gone" for name in sorted(frozen.keys() - there.keys())]
+    loose = [f"{name} is not in {MANIFEST}" for name in sorted(there.keys() - frozen.keys())]
+    edited = [f"{name} was edited" for name in sorted(frozen.keys() & there) if frozen[name] != there[name]]
+    return gone + loose + edited
+
+
+def differing(folder: Path = FOLDER) -> list[str]:
+    """Every frozen file that this build makes otherwise, or no longer keeps to."""
+    wanted = wanted_files()
+    found = []
+    for name in sorted(frozen_files(folder).keys() & wanted.keys()):
+        frozen, now = json.loads((folder / name).read_text(encoding="utf-8")), json.loads(wanted[name])
+        if name.startswith("schemas/"):
+            found += [f"{name}: {fault}" for fault in lost(frozen, now)]
+        elif frozen != now:
+            found.append(f"{name} is not what this build makes")
+    return found
+
+
+def missing(folder: Path = FOLDER) -> dict[str, str]:
+    """What this build can freeze and no file holds yet."""
+    return {name: text for name, text in wanted_files().items() if not (folder / name).exists()}
+
+
+def add(folder: Path = FOLDER) -> list[str]:
+    """Write and freeze what is missing; the names of the new files."""
+    new = missing(folder)
+    for name, text in new.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:  # "x": never over what is there
+            file.write(text)
+        with (folder / MANIFEST).open("a", encoding="utf-8") as manifest:
+            manifest.write(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n")
+    return sorted(new)
+
+
+def main() -> int:
+    """Add what is missing, or only check; 1 where something differs, or is missing and was only checked."""
+    parser = argparse.ArgumentParser(description="Add to the golden bytes and schemas; never edit them.")
+    parser.add_argument(
+        "--check", action="store_true", help="add nothing and fail where something is missing"
+    )
+    check = parser.parse_args().check
+    faults = problems() + differing()
+    if check:
+        faults += [f"{name} is missing" for name in sorted(missing())]
+    for line in faults:
+        print(line)
+    if faults:
+        return 1
+    for name in [] if check else add():
+        print(f"added {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""Every released version's bytes are still read and still written, and no frozen file was touched."""
+
+import json
+import shutil
+from itertools import chain
+
+import pytest
+
+from hypercache_compat import golden
+from hypercache_compat.golden import FOLDER, MANIFEST, Vector, read_vector
+from hypercache_protocol.codecs.json_lines import decode_reply, decode_request
+from hypercache_protocol.messages import REPLIES, REQUESTS, StatusReply
+from hypercache_protocol.schema import field_rows, item_models, newer_fields, possible_replies, reply_words
+from hypercache_protocol.versions import LATEST, RELEASED, WIRE_1_0
+
+VERSIONS = {f"wire-{version}": version for version in RELEASED}
+FILES = sorted((FOLDER / "vectors").glob("*/*.json"))
+
+
+def version_of(path):
+    return VERSIONS[path.parent.name]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_frozen_line_is_read_and_written_as_it_was(path):
+    assert list(read_vector(path).faults(version_of(path))) == []
+
+
+def decoded(vector, version):
+    if vector.direction == "request":
+        return decode_request(vector.line, version)
+    return decode_reply(vector.line, REQUESTS[vector.action].model_construct(), version)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_frozen_line_is_read_whole_by_this_build(path):
+    vector = read_vector(path)
+    message, unknown = decoded(vector, LATEST)
+    assert message.model_dump(mode="json", exclude_none=True) == vector.fields
+    assert unknown == 0
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_frozen_line_is_understood_by_every_version(path):
+    vector = read_vector(path)
+    for version in RELEASED:
+        message, _ = decoded(vector, version)
+        if not isinstance(message, StatusReply):
+            assert message.model_fields_set <= type(message).model_fields.keys()
+            assert not message.model_fields_set & newer_fields(type(message), version).keys()
+
+
+# -- nothing is left out -------------------------------------------------------------------------------
+
+
+def vectors(version):
+    return [read_vector(path) for path in FILES if version_of(path) == version]
+
+
+@pytest.mark.parametrize("version", RELEASED, ids=str)
+def test_every_message_of_a_version_is_frozen(version):
+    frozen = {(v.direction, v.action, json.loads(v.line).get("status", "")) for v in vectors(version)}
+    frozen = {
+        (direction, action, "" if direction == "request" else word) for direction, action, word in frozen
+    }
+    asked = {("request", model.action, "") for model in REPLIES}
+    answered = {
+        ("reply", model.action, reply.status) for model in REPLIES for reply in possible_replies(model)
+    }
+    assert frozen == asked | answered
+
+
+def fields_set(vector):
+    """(model, field) for every field that a vector sets, in its items too."""
+    if vector.direction == "request":
+        model = REQUESTS[vector.action]
+    else:
+        model = reply_words(REQUESTS[vector.action])[json.loads(vector.line)["status"]]
+    for name, value in vector.fields.items():
+        yield model, name
+        if name in item_models(model):
+            yield from ((item_models(model)[name], inner) for inner in chain.from_iterable(value))
+
+
+@pytest.mark.parametrize("version", RELEASED, ids=str)
+def test_every_field_of_a_version_is_set_in_some_frozen_line(version):
+    seen = set(chain.from_iterable(map(fields_set, vectors(version))))
+    replies = chain.from_iterable(map(possible_replies, REPLIES))
+    models = {*REPLIES, *replies}
+    models |= set(chain.from_iterable(item_models(model).values() for model in models))
+    wanted = {(model, row.name) for model in models for row in field_rows(model) if row.since <= version}
+    assert wanted - seen == set()
+
+
+def test_the_frozen_files_are_whole_and_this_build_keeps_to_them():
+    assert golden.problems() == []
+    assert golden.differing() == []
+    assert sorted(golden.missing()) == [], "run: python -m hypercache_compat.golden"
+
+
+# -- drift is refused ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the frozen files that a test may spoil."""
+    for name in ("vectors", "schemas"):
+        shutil.copytree(FOLDER / name, tmp_path / name)
+    shutil.copy(FOLDER / MANIFEST, tmp_path / MANIFEST)
+    assert golden.problems(tmp_path) == []
+    return tmp_path
+
+
+PING = "vectors/wire-1.0/request-ping-plain.json"
+
+
+def test_an_edited_file_is_told(copy):
+    path = copy / PING
+    path.write_text(path.read_text().replace("ping", "pong"))
+    assert golden.problems(copy) == [f"{PING} was edited"]
+    assert golden.differing(copy) == [f"{PING} is not what this build makes"]
+
+
+def test_a_file_that_is_gone_is_told(copy):
+    (copy / PING).unlink()
+    assert golden.problems(copy) == [f"{PING} is gone"]
+
+
+def test_a_file_that_was_put_there_by_hand_is_told(copy):
+    (copy / "vectors/wire-1.0/extra.json").write_text("{}")
+    assert golden.problems(copy) == [f"vectors/wire-1.0/extra.json is not in {MANIFEST}"]
+
+
+def test_adding_never_writes_over_a_file(copy):
+    path = copy / PING
+    path.write_text("spoiled")
+    assert golden.add(copy) == []
+    assert path.read_text() == "spoiled"
+
+
+def test_adding_to_nothing_freezes_everything(tmp_path):
+    added = golden.add(tmp_path)
+    assert added == sorted(golden.frozen_files())
+    assert golden.frozen_files(tmp_path).keys() == golden.frozen_files().keys()
+    assert golden.problems(tmp_path) == golden.differing(tmp_path) == []
+    assert golden.add(tmp_path) == []
+
+
+HIT = read_vector(FOLDER / "vectors/wire-1.0/reply-locate-hit.json")
+
+
+@pytest.mark.parametrize(
+    ("vector", "told"),
+    [
+        (Vector("request", "ping", b'{"action":"pung"}\n', {}), "no longer read: unknown action"),
+        (Vector("request", "ping", b'{"action":"ping","x":1}\n', {}), "1 fields that are no longer known"),
+        (Vector("request", "ping", b'{"action": "ping"}\n', {}), 'is written as b\'{"action":"ping"}'),
+        (Vector("reply", "locate", HIT.line, {**HIT.fields, "chunk_size": 1}), "is read as {'object_size'"),
+    ],
+)
+def test_a_line_that_is_read_or_written_otherwise_is_told(vector, told):
+    assert any(told in fault for fault in vector.faults(WIRE_1_0))
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        ({"a": {"kind": "integer"}, "words": ["HIT", "MISS"]}, []),
+        ({"a": {"kind": "integer", "more": 1}, "words": ["MISS", "HIT", "NEW"], "b": {}}, []),
+        ({"a": {"kind": "string"}, "words": ["HIT", "MISS"]}, ["/a/kind was integer and is string"]),
+        ({"words": ["HIT", "MISS"]}, ["/a was {'kind': 'integer'} and is nothing"]),
+        ({"a": {"kind": "integer"}, "words": ["HIT"]}, ["/words lacks MISS"]),
+    ],
+)
+def test_a_schema_may_grow_and_never_shrink_or_change(now, told):
+    assert list(golden.lost({"a": {"kind": "integer"}, "words": ["HIT", "MISS"]}, now)) == told
+
+
+def test_the_command_adds_nothing_to_a_folder_that_is_whole(monkeypatch, capsys):
+    for options in ([], ["--check"]):
+        monkeypatch.setattr("sys.argv", ["golden", *options])
+        assert golden.main() == 0
+        assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("options", [[], ["--check"]])
+def test_the_command_fails_on_a_fault_and_then_adds_nothing(options, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["golden", *options])
+    monkeypatch.setattr(golden, "problems", lambda: ["a was edited"])
+    monkeypatch.setattr(golden, "missing", lambda *_: {"../nowhere/b": "text"})
+    assert golden.main() == 1
+    assert capsys.readouterr().out.startswith("a was edited\n")
+    assert not (FOLDER / "../nowhere").exists()
