@@ -77,6 +77,7 @@ class ScriptedDaemon:
         self.running = threading.Event()
         self.running.set()
         self._numbers = itertools.count(1)
+        self._places = itertools.count()
         self._next_block = 0
         self._lock = threading.RLock()
         self._sockets: set[socket.socket] = set()
@@ -199,7 +200,7 @@ class ScriptedDaemon:
         return reply
 
     def _place(self, tier: Tier, length: int) -> ChunkLocation:
-        number = next(self._numbers)
+        number = next(self._places)
         if tier is Tier.RAM:
             path = self.folder / f"ram-{number}"
             path.write_bytes(bytes(length))
@@ -247,17 +248,19 @@ class Driver:
     def __init__(self, connector: HyperCacheConnector) -> None:
         self.connector = connector
         self._results: dict[int, Completion] = {}
+        self._draining = threading.Lock()
 
     def wait(self, future_id: int, deadline_s: float = DEADLINE_S) -> Completion:
-        """The completion of `future_id`, which must come in time and once."""
+        """The completion of `future_id`, which must come in time and once; for any number of threads."""
         deadline = time.monotonic() + deadline_s
         while future_id not in self._results:
-            left = deadline - time.monotonic()
-            assert left > 0, f"no completion of {future_id} within {deadline_s} s"
-            select.select([self.connector.event_fd()], [], [], left)
-            for completion in self.connector.drain_completions():
-                assert completion.future_id not in self._results
-                self._results[completion.future_id] = completion
+            assert time.monotonic() < deadline, f"no completion of {future_id} within {deadline_s} s"
+            # Another thread may drain this one's result, so nobody sleeps long.
+            select.select([self.connector.event_fd()], [], [], 0.02)
+            with self._draining:
+                for completion in self.connector.drain_completions():
+                    assert completion.future_id not in self._results
+                    self._results[completion.future_id] = completion
         return self._results[future_id]
 
     def store(self, keys: Sequence[str], buffers: Sequence[Any]) -> Completion:

@@ -137,7 +137,7 @@ def test_many_threads_get_their_own_replies(scripted, make: MakeClient) -> None:
     def work(thread: int) -> None:
         for number in range(50):
             (reply,) = client.exchange([Locate(uri=f"{thread}-{number}")])
-            if reply != hit(thread * 50 + number):
+            if reply != hit(thread * 100 + number):
                 wrong.append(reply)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
@@ -353,10 +353,9 @@ def test_bytes_that_trickle_in_do_not_stretch_the_deadline(folder: Path) -> None
 
     def trickle(listener: socket.socket) -> None:
         accepted, _ = listener.accept()
-        with accepted:
-            with suppress(OSError):
-                while not stop.wait(0.02):
-                    accepted.send(b" ")
+        with accepted, suppress(OSError):
+            while not stop.wait(0.02):
+                accepted.send(b" ")
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)

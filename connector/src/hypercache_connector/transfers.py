@@ -95,6 +95,8 @@ def load(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> list
     results = engine.readers.map(partial(_read_chunk, engine, deadline), planned, Outcome.CLOSED)
     damaged = _settle(outcomes, planned, results)
     engine.counters.add_outcomes("loads", outcomes)
+    loaded = (buffer.size_bytes for buffer, each in zip(buffers, outcomes, strict=True) if each.good)
+    engine.counters.add("bytes", "loaded", sum(loaded))
     _heal(engine, [(uris[index], hits[index]) for index in sorted(damaged)])
     return outcomes
 
@@ -124,6 +126,8 @@ def _settle(
 
 def _heal(engine: Engine, damaged: Sequence[tuple[str, Answer]]) -> None:
     """Evict what was read and found damaged, so that a lookup says no and a store writes it anew."""
+    if not damaged:
+        return
     for _, reply in damaged:
         for chunk in reply.chunk_layout if isinstance(reply, HitReply) else ():
             engine.devices.forget(chunk.device)  # the path may name another file by now

@@ -1,0 +1,288 @@
+"""Submitting never waits, every id completes once, and after close nothing is touched."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from hypercache_connector import HyperCacheConnector
+from hypercache_connector import transfers as transfers_module
+from hypercache_protocol.messages import Reply, Request
+
+MIB = 1 << 20
+DEADLINE_S = 30.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.005)
+
+
+class Gate:
+    """Stands in front of os.preadv or os.pwritev and holds every transfer back until it opens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.opened = threading.Event()
+        self.waiting = 0
+        self.passed = 0
+        self._real = getattr(os, name)
+        self._lock = threading.Lock()
+        monkeypatch.setattr(os, name, self._transfer)
+
+    def _transfer(self, descriptor: int, pieces: list[memoryview], offset: int) -> int:
+        with self._lock:
+            self.waiting += 1
+        assert self.opened.wait(DEADLINE_S)
+        moved = self._real(descriptor, pieces, offset)
+        with self._lock:
+            self.passed += 1
+        return moved
+
+
+def submit_all(connector: HyperCacheConnector) -> list[int]:
+    return [
+        connector.submit_batch_exists(["k"]),
+        connector.submit_batch_get(["k"], [bytearray(1000)]),
+        connector.submit_batch_set(["k"], [bytearray(1000)]),
+        connector.submit_batch_delete(["k"]),
+    ]
+
+
+def outcomes_of(connector: HyperCacheConnector) -> list[tuple[int, bool]]:
+    return [(completion.future_id, completion.ok) for completion in connector.drain_completions()]
+
+
+# -- submitting ----------------------------------------------------------------------------------------------
+
+
+def test_submitting_returns_at_once_with_a_frozen_daemon_and_every_id_completes(scripted, connect) -> None:
+    driver = connect(scripted.socket_path, timeout_s=0.5, queue_limit=5)
+    scripted.freeze()
+    began = time.monotonic()
+    ids = [each for _ in range(50) for each in submit_all(driver.connector)]
+    assert time.monotonic() - began < 0.4
+    assert len(set(ids)) == 200
+    results = [driver.wait(each) for each in ids]
+    assert not any(any(result.result_bools or []) for result in results)
+    assert not any(result.ok for result in results if result.result_bools is None)
+    reasons = {result.error for result in results}
+    assert "queue_full: 1" in reasons
+    assert reasons <= {"queue_full: 1", "daemon_late: 1", "breaker_open: 1"}
+
+
+def test_submitting_without_any_daemon_never_raises(folder, connect) -> None:
+    driver = connect(str(folder / "nobody"))
+    assert driver.exists(["k", "l"]) == [False, False]
+    assert driver.load(["k"], [bytearray(8)]) == [False]
+    assert not driver.store(["k"], [bytearray(8)]).ok
+    assert driver.delete(["k"]) == [False]
+    assert driver.count("loads", "daemon_gone") == 1
+
+
+@pytest.mark.parametrize("bad", [None, "text", 7, memoryview(bytearray(8))[::2]])
+def test_a_bad_buffer_fails_its_key_alone(scripted, driver, bad: object) -> None:
+    good = bytearray(b"12345678")
+    assert not driver.store(["k", "l"], [good, bad]).ok
+    assert driver.exists(["k", "l"]) == [True, False]
+    back = bytearray(8)
+    assert driver.load(["l", "k", "k"], [bytearray(8), bad, back]) == [False, False, True]
+    assert back == good
+
+
+def test_a_read_only_buffer_can_be_stored_and_not_loaded(scripted, driver) -> None:
+    assert driver.store(["k"], [b"12345678"]).ok
+    assert driver.load(["k"], [b"\0" * 8]) == [False]
+
+
+def test_fewer_buffers_than_keys_fail_the_batch_and_the_threads_live_on(scripted, driver) -> None:
+    assert driver.load(["k", "l"], [bytearray(8)]) == [False, False]
+    assert not driver.store(["k", "l"], [bytearray(8)]).ok
+    assert driver.exists(["k"]) == [False]
+
+
+def test_a_fault_nobody_foresaw_fails_its_batch_and_the_threads_live_on(
+    scripted, driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transfers_module, "crc32", broken)
+        driver.store(["k"], [bytearray(10)])
+        assert driver.load(["k"], [bytearray(10)]) == [False]
+    assert driver.count("loads", "internal_error") == 1
+    assert driver.load(["k"], [bytearray(10)]) == [True]
+
+
+# -- close ---------------------------------------------------------------------------------------------------
+
+
+def test_close_fails_what_waits_and_what_runs_each_id_once(scripted, connect) -> None:
+    driver = connect(scripted.socket_path, timeout_s=60.0)
+    scripted.freeze()
+    ids = [each for _ in range(10) for each in submit_all(driver.connector)]
+    until(lambda: len(scripted.requests) >= 4)  # one greeting each, that nobody answers
+    began = time.monotonic()
+    driver.connector.close()
+    assert time.monotonic() - began < 5
+    results = driver.connector.drain_completions()
+    assert sorted(result.future_id for result in results) == sorted(ids)
+    assert not any(any(result.result_bools or []) for result in results)
+    assert driver.connector.drain_completions() == []
+
+
+def test_close_from_many_threads_at_once_and_again_is_one_close(scripted, connect) -> None:
+    driver = connect(scripted.socket_path)
+    driver.store(["k"], [bytearray(1000)])
+    threads = [threading.Thread(target=driver.connector.close) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert not any(thread.is_alive() for thread in threads)
+    driver.connector.close()
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("hypercache")]
+    assert left == []
+
+
+def test_submitting_after_close_completes_as_failed(scripted, connect) -> None:
+    connector = connect(scripted.socket_path).connector
+    connector.close()
+    ids = submit_all(connector)
+    results = {result.future_id: result for result in connector.drain_completions()}
+    assert sorted(results) == sorted(ids)
+    assert {result.error for result in results.values()} == {"closed: 1"}
+
+
+@pytest.mark.parametrize("chunks", [1, 100])
+def test_no_buffer_is_written_after_close_returned(
+    scripted, connect, monkeypatch: pytest.MonkeyPatch, chunks: int
+) -> None:
+    driver = connect(scripted.socket_path, read_workers=3)
+    scripted.chunk_bytes = 4096
+    size = chunks * 4096
+    data = bytearray(os.urandom(size))
+    assert driver.store(["k"], [data]).ok
+    gate = Gate(monkeypatch, "preadv")
+    back = bytearray(size)
+    driver.connector.submit_batch_get(["k"], [back])
+    until(lambda: gate.waiting == min(chunks, 4))
+    closing = threading.Thread(target=driver.connector.close)
+    closing.start()
+    until(driver.connector._engine.readers._closing.is_set)
+    closing.join(0.2)
+    assert closing.is_alive()  # it waits for what is on its way
+    gate.opened.set()
+    closing.join(DEADLINE_S)
+    assert not closing.is_alive()
+    after = bytes(back)
+    assert gate.waiting == gate.passed == min(chunks, 4)  # and nothing more was begun
+    until(lambda: not [each for each in threading.enumerate() if each.name.startswith("hypercache")])
+    assert bytes(back) == after
+
+
+def test_at_its_bound_close_gives_up_a_write_but_waits_for_a_read(
+    scripted, connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writing = connect(scripted.socket_path, close_timeout_s=0.3)
+    gate = Gate(monkeypatch, "pwritev")
+    future_id = writing.connector.submit_batch_set(["k"], [bytearray(1000)])
+    until(lambda: gate.waiting == 1)
+    began = time.monotonic()
+    writing.connector.close()
+    assert 0.3 <= time.monotonic() - began < 5
+    assert [(each.future_id, each.ok) for each in writing.connector.drain_completions()] == [
+        (future_id, False)
+    ]
+    assert "giving it up" in caplog.text
+    gate.opened.set()
+    until(lambda: not [each for each in threading.enumerate() if each.name.startswith("hypercache-store")])
+    assert scripted.objects == {}  # what was given up is never committed
+
+    monkeypatch.undo()
+    reading = connect(scripted.socket_path, close_timeout_s=0.2)
+    assert reading.store(["k"], [bytearray(1000)]).ok
+    gate = Gate(monkeypatch, "preadv")
+    reading.connector.submit_batch_get(["k"], [bytearray(1000)])
+    until(lambda: gate.waiting == 1)
+    closing = threading.Thread(target=reading.connector.close)
+    closing.start()
+    until(lambda: "waiting on" in caplog.text)
+    assert closing.is_alive()
+    gate.opened.set()
+    closing.join(DEADLINE_S)
+    assert not closing.is_alive()
+
+
+def test_close_while_a_store_runs_commits_nothing_half_written(
+    scripted, connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = connect(scripted.socket_path, write_workers=2)
+    scripted.chunk_bytes = 4096
+    gate = Gate(monkeypatch, "pwritev")
+    future_id = driver.connector.submit_batch_set(["k"], [bytearray(20 * 4096)])
+    until(lambda: gate.waiting == 3)
+    closing = threading.Thread(target=driver.connector.close)
+    closing.start()
+    until(driver.connector._engine.writers._closing.is_set)
+    gate.opened.set()
+    closing.join(DEADLINE_S)
+    assert gate.passed == 3
+    assert scripted.objects == {}
+    assert [(each.future_id, each.ok) for each in driver.connector.drain_completions()] == [
+        (future_id, False)
+    ]
+
+
+def test_close_leaves_no_thread_and_no_descriptor(scripted, open_descriptors: Callable[[], int]) -> None:
+    descriptors, threads = open_descriptors(), threading.active_count()
+    for _ in range(3):
+        connector = HyperCacheConnector(socket_path=scripted.socket_path, namespace="n", timeout_s=10.0)
+        future_id = connector.submit_batch_set(["k", "l"], [bytearray(5000), bytearray(9 * MIB)])
+        until(lambda: any(each.future_id == future_id for each in connector.drain_completions()))  # noqa: B023
+        connector.close()
+    # The scripted daemon's ends of the connections close a moment later.
+    until(lambda: (open_descriptors(), threading.active_count()) == (descriptors, threads))
+
+
+def test_a_program_that_forgets_close_still_ends(scripted) -> None:
+    program = (
+        "import sys; from hypercache_connector import HyperCacheConnector as C;"
+        "c = C(socket_path=sys.argv[1], namespace='n', timeout_s=60.0);"
+        "c.submit_batch_set(['k'], [bytearray(1000)]); c.submit_batch_exists(['k'])"
+    )
+    scripted.freeze()
+    subprocess.run([sys.executable, "-c", program, scripted.socket_path], check=True, timeout=DEADLINE_S)
+
+
+def test_importing_needs_neither_lmcache_nor_torch_nor_trio() -> None:
+    program = (
+        "import sys; import hypercache_connector;"
+        "sys.exit(', '.join({'lmcache', 'torch', 'trio', 'hypercache_daemon'} & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=DEADLINE_S)
+
+
+def test_a_restarted_daemon_drops_what_was_cached_of_the_old_one(scripted, driver) -> None:
+    devices = driver.connector._engine.devices
+    driver.store(["k"], [bytearray(1000)])
+    assert devices._kept
+    scripted.stop()
+    scripted.objects.clear()
+    scripted.start()
+    seen: list[int] = []
+
+    def note(request: Request, reply: Reply) -> Reply:
+        if request.action == "locate":
+            seen.append(len(devices._kept))
+        return reply
+
+    scripted.change = note
+    assert driver.exists(["k"]) == [False]
+    assert seen == [0]
