@@ -44,12 +44,16 @@ class BenchReport:
 
 @dataclass(frozen=True)
 class BenchSize:
-    """How much a run does."""
+    """How much a run does: each round submits `in_flight` batches of `keys` keys. Of the lookups, `hit_rate`
+    ask for what was stored. `only` names the one operation to run, if not all three are."""
 
     keys: int = 16
     kib_per_key: int = 4096
     rounds: int = 2
     warmup_rounds: int = 1
+    in_flight: int = 1
+    hit_rate: float = 0.5
+    only: str | None = None
 
 
 def run_bench(
@@ -58,15 +62,15 @@ def run_bench(
     version: str = LMCACHE_IN_ENVIRONMENT,
     show: Callable[[str], None] = lambda _: None,
 ) -> BenchReport:
-    """Run `lmcache bench l2` on the adapter that `spec` describes, verified; half of the lookups must miss.
+    """Run `lmcache bench l2` on the adapter that `spec` describes, verified.
 
     `show` gets every line that it prints, while it runs.
     """
     with tempfile.TemporaryDirectory(prefix="hc") as folder:
         report = Path(folder, "report.json")
-        command = _command(spec, size or BenchSize(), report)
+        arguments = bench_arguments(spec, size or BenchSize(), "--format", "json", "--output", str(report))
         with subprocess.Popen(
-            command,
+            [sys.executable, "-W", "ignore", "-u", "-m", "lmcache.cli.main", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -80,26 +84,23 @@ def run_bench(
     return BenchReport(process.returncode, store, lookup, load, output)
 
 
-def _command(spec: Mapping[str, object], size: BenchSize, report: Path) -> list[str]:
+def bench_arguments(
+    spec: Mapping[str, object], size: BenchSize, *more: str, verify: bool = True
+) -> list[str]:
+    """The arguments of the `lmcache` command for a benchmark of the adapter that `spec` describes."""
     amounts = {
         "--num-keys": size.keys,
+        "--in-flight": size.in_flight,
         "--data-size-kb": size.kib_per_key,
         "--rounds": size.rounds,
         "--warmup-rounds": size.warmup_rounds,
-        "--lookup-max-hit-rate": 0.5,
+        "--lookup-max-hit-rate": size.hit_rate,
         "--l1-align-bytes": 4096 if size.kib_per_key % 4 == 0 else 1,
     }
-    words = [sys.executable, "-W", "ignore", "-u", "-m", "lmcache.cli.main", "bench", "l2"]
-    words += [
-        "--l2-adapter",
-        json.dumps(spec),
-        "--no-skip-verify",
-        "--format",
-        "json",
-        "--output",
-        str(report),
-    ]
-    return words + [str(word) for pair in amounts.items() for word in pair]
+    words = ["bench", "l2", "--l2-adapter", json.dumps(spec)]
+    words += ["--no-skip-verify"] if verify else []
+    words += ["--only", size.only] if size.only else []
+    return [*words, *more, *(str(word) for pair in amounts.items() for word in pair)]
 
 
 def _follow(process: subprocess.Popen[str], show: Callable[[str], None]) -> str:
