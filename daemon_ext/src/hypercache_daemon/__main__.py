@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import sys
 from collections.abc import Sequence
 
@@ -25,11 +26,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.basicConfig(
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
+        _raise_file_limit()
         trio.run(run, config)
     except _REFUSALS as refusal:
         print(f"hypercached: {refusal}", file=sys.stderr)
         return 2
     return 0
+
+
+def _raise_file_limit() -> None:
+    """Each connection takes a descriptor, and the usual soft limit of 1,024 is less than they may be."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

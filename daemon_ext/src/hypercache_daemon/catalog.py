@@ -14,35 +14,45 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-import msgpack
 import trio
 
-from hypercache_protocol.fields import Tier
-from hypercache_protocol.states import SyncStatus
-
-from .core.allocator import Extent
+from .catalog_rows import (
+    HOLD_COLUMNS,
+    OBJECT_COLUMNS,
+    AddHold,
+    Change,
+    Delete,
+    DropHold,
+    Put,
+    hold_row,
+    object_row,
+    read_hold,
+    read_object,
+    sealed,
+    unsealed,
+)
 from .core.objects import StoredObject
 
 log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
+_Row = TypeVar("_Row")
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE objects (
     uri TEXT PRIMARY KEY, generation INTEGER NOT NULL, state TEXT NOT NULL, tier TEXT NOT NULL,
     size_bytes INTEGER NOT NULL, pinned INTEGER NOT NULL, announce_committed INTEGER NOT NULL,
-    extents BLOB NOT NULL, checksums BLOB, sha256 TEXT
+    extents BLOB NOT NULL, checksums BLOB, sha256 TEXT, crc INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE holds (
     hold_id TEXT NOT NULL, part INTEGER NOT NULL, tier TEXT NOT NULL, extents BLOB NOT NULL,
-    writer INTEGER NOT NULL, PRIMARY KEY (hold_id, part)
+    writer INTEGER NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (hold_id, part)
 ) WITHOUT ROWID;
 """
 
@@ -59,47 +69,6 @@ class CatalogError(Exception):
     """The catalog cannot be used or written; the sentence says what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Write an object, over the one with its uri if there is one."""
-
-    stored: StoredObject
-    casual: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Forget an object."""
-
-    uri: str
-    casual: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class AddHold:
-    """Blocks without an owner that must not be handed out. A power loss ends their writers and readers
-    too, so this needs to survive no more than the daemon's own death: it is casual. A hold may come in
-    parts, as a streamed write does."""
-
-    hold_id: str
-    tier: Tier
-    extents: tuple[Extent, ...]
-    writer: bool
-    part: int = 0
-    casual: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class DropHold:
-    """The blocks of a hold are free, or have an owner."""
-
-    hold_id: str
-    casual: bool = True
-
-
-Change = Put | Delete | AddHold | DropHold
-
-
 class _Entry:
     """Changes that wait for their transaction, in order; `posted` ones have nobody who waits for them."""
 
@@ -107,7 +76,7 @@ class _Entry:
         self.changes = changes
         self.posted = posted
         self.done = trio.Event()
-        self.error: CatalogError | None = None
+        self.error: str | None = None
 
 
 class Catalog:
@@ -121,6 +90,8 @@ class Catalog:
         self._connection = connection
         self._queue: list[_Entry] = []
         self._wake = trio.Event()
+        self._closed = False
+        self._thread = trio.CapacityLimiter(1)  # its own: no slow disk or backend may take it
 
     # -- opening, before Trio runs anything else -------------------------------------------------------
 
@@ -158,11 +129,7 @@ class Catalog:
         Raises:
             CatalogError: it is missing, torn, another pool's, newer, or in use.
         """
-        if not path.exists():
-            raise CatalogError(
-                f"the catalog {path} is missing although the devices are in use; give the --state-dir it lies "
-                f"in; or {_WAY_OUT}"
-            )
+        _check_is_database(path)
         with _opened(path) as connection:
             _check(connection, path, pool_id)
             epoch = int(_meta(connection, "epoch")) + 1
@@ -172,18 +139,19 @@ class Catalog:
 
     def objects(self) -> Iterator[StoredObject]:
         """Every object, oldest commit first."""
-        query = f"SELECT {_OBJECT_COLUMNS} FROM objects ORDER BY generation"
-        try:
-            for row in self._connection.execute(query):
-                yield _object(row)
-        except (sqlite3.Error, ValueError, TypeError) as error:
-            raise CatalogError(f"the catalog {self.path} is damaged: {error}; {_WAY_OUT}") from error
+        query = f"SELECT {OBJECT_COLUMNS} FROM objects ORDER BY generation"
+        yield from self._read(query, read_object)
 
     def holds(self) -> Iterator[AddHold]:
         """Every hold that a daemon before this one left."""
-        query = "SELECT hold_id, tier, extents, writer, part FROM holds"
-        for hold_id, tier, extents, writer, part in self._connection.execute(query):
-            yield AddHold(hold_id, Tier(tier), _extents(extents), bool(writer), part)
+        yield from self._read(f"SELECT {HOLD_COLUMNS} FROM holds", read_hold)
+
+    def _read(self, query: str, made_of: Callable[[Sequence[Any]], _Row]) -> Iterator[_Row]:
+        try:
+            for row in self._connection.execute(query):
+                yield made_of(unsealed(row))
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            raise CatalogError(f"the catalog {self.path} is damaged: {error}; {_WAY_OUT}") from error
 
     # -- writing ---------------------------------------------------------------------------------------
 
@@ -198,7 +166,7 @@ class Catalog:
         entry = self._enter(changes, posted=False)
         await entry.done.wait()
         if entry.error is not None:
-            raise entry.error
+            raise CatalogError(entry.error)
 
     def post(self, changes: Sequence[Change]) -> None:
         """Have the changes made before any that is handed in later."""
@@ -213,9 +181,10 @@ class Catalog:
                 self._wake = trio.Event()
                 await self._write_waiting()
         finally:
+            self._closed = True
             with trio.CancelScope(shield=True):
                 await self._write_waiting()
-                await trio.to_thread.run_sync(self._connection.close)
+                await trio.to_thread.run_sync(self._connection.close, limiter=self._thread)
 
     def close(self) -> None:
         """Close the file without `run` having run."""
@@ -223,22 +192,31 @@ class Catalog:
 
     def _enter(self, changes: Sequence[Change], *, posted: bool) -> _Entry:
         entry = _Entry(changes, posted=posted)
+        if self._closed:
+            entry.error = f"the catalog {self.path} is closed: the daemon is stopping"
+            entry.done.set()
+            return entry
         self._queue.append(entry)
         self._wake.set()
         return entry
 
     async def _write_waiting(self) -> None:
         entries, self._queue = self._queue, []
-        error: CatalogError | None = None
+        error: str | None = f"the catalog {self.path} could not be written"
         try:
-            await trio.to_thread.run_sync(self._apply, [c for entry in entries for c in entry.changes])
+            # Whoever waits for these entries would wait for ever if they were given up half-way.
+            with trio.CancelScope(shield=True):
+                changes = [change for entry in entries for change in entry.changes]
+                await trio.to_thread.run_sync(self._apply, changes, limiter=self._thread)
+            error = None
         except sqlite3.Error as problem:
-            error = CatalogError(f"the catalog {self.path} could not be written: {problem}")
+            error = f"the catalog {self.path} could not be written: {problem}"
             log.error("%s", error)
             self._queue[:0] = [entry for entry in entries if entry.posted]
-        for entry in entries:
-            entry.error = error
-            entry.done.set()
+        finally:
+            for entry in entries:
+                entry.error = error
+                entry.done.set()
 
     def _apply(self, changes: Sequence[Change]) -> None:
         if not changes:
@@ -251,6 +229,23 @@ class Catalog:
 
 
 _WAY_OUT = "restore it from a backup, or start with --format to give up every object of this pool"
+_MAGIC = b"SQLite format 3\0"
+
+
+def _check_is_database(path: Path) -> None:
+    """Refuse what SQLite must not even open: it would make a catalog of an empty file."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_MAGIC))
+    except FileNotFoundError:
+        raise CatalogError(
+            f"the catalog {path} is missing although the devices are in use; give the --state-dir that it "
+            f"lies in; or {_WAY_OUT}"
+        ) from None
+    except OSError as error:
+        raise CatalogError(f"the catalog {path} cannot be read: {error.strerror}") from error
+    if magic != _MAGIC:
+        raise CatalogError(f"the catalog {path} is damaged (it is no SQLite file); {_WAY_OUT}")
 
 
 @contextmanager
@@ -261,8 +256,10 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
         for name, value in _PRAGMAS.items():
             connection.execute(f"PRAGMA {name}={value}")
         yield connection
-    except sqlite3.Error as error:
+    except (sqlite3.Error, ValueError) as error:
         connection.close()
+        if "locked" in str(error):
+            raise CatalogError(f"the catalog {path} is in use by another process; stop that first") from error
         raise CatalogError(f"the catalog {path} cannot be used: {error}; {_WAY_OUT}") from error
     except BaseException:
         connection.close()
@@ -325,70 +322,17 @@ def _check(connection: sqlite3.Connection, path: Path, pool_id: str) -> None:
         raise CatalogError(f"the catalog {path} is damaged ({problem}); {_WAY_OUT}")
 
 
-# -- rows ----------------------------------------------------------------------------------------------
-
-_OBJECT_COLUMNS = (
-    "uri, generation, state, tier, size_bytes, pinned, announce_committed, extents, checksums, sha256"
-)
-_PUT = f"INSERT OR REPLACE INTO objects ({_OBJECT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_PUT = f"INSERT OR REPLACE INTO objects ({OBJECT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_ADD_HOLD = f"INSERT OR REPLACE INTO holds ({HOLD_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
 
 
 def _apply_one(connection: sqlite3.Connection, change: Change) -> None:
     match change:
         case Put(stored):
-            connection.execute(_PUT, _row(stored))
+            connection.execute(_PUT, sealed(object_row(stored)))
         case Delete(uri):
             connection.execute("DELETE FROM objects WHERE uri=?", (uri,))
-        case AddHold(hold_id, tier, extents, writer, part):
-            row = (hold_id, part, tier.value, _packed(extents), writer)
-            connection.execute("INSERT OR REPLACE INTO holds VALUES (?, ?, ?, ?, ?)", row)
+        case AddHold():
+            connection.execute(_ADD_HOLD, sealed(hold_row(change)))
         case DropHold(hold_id):
             connection.execute("DELETE FROM holds WHERE hold_id=?", (hold_id,))
-
-
-def _row(stored: StoredObject) -> tuple[object, ...]:
-    return (
-        stored.uri,
-        stored.generation,
-        stored.state.value,
-        stored.tier.value,
-        stored.size_bytes,
-        stored.pinned,
-        stored.announce_committed,
-        _packed(stored.extents),
-        None if stored.checksums is None else array("I", stored.checksums).tobytes(),
-        stored.sha256,
-    )
-
-
-def _object(row: Sequence[object]) -> StoredObject:
-    uri, generation, state, tier, size_bytes, pinned, announce, extents, checksums, sha256 = row
-    if not (
-        isinstance(uri, str)
-        and isinstance(generation, int)
-        and isinstance(size_bytes, int)
-        and isinstance(extents, bytes)
-        and isinstance(checksums, bytes | None)
-    ):
-        raise ValueError(f"the row of {uri!r} has a value of a wrong type")
-    return StoredObject(
-        uri,
-        Tier(tier),
-        size_bytes,
-        _extents(extents),
-        None if checksums is None else tuple(array("I", checksums)),
-        generation,
-        SyncStatus(state),
-        bool(pinned),
-        None if sha256 is None else str(sha256),
-        bool(announce),
-    )
-
-
-def _packed(extents: Sequence[Extent]) -> bytes:
-    packed: bytes = msgpack.packb([(e.device, e.offset, e.length) for e in extents])
-    return packed
-
-
-def _extents(packed: bytes) -> tuple[Extent, ...]:
-    return tuple(Extent(*numbers) for numbers in msgpack.unpackb(packed))

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from itertools import count
 
 import trio
 
+from hypercache_protocol.errors import ErrorCode, LocalProtocolError
+from hypercache_protocol.messages import ErrorReply, Reply
 from hypercache_protocol.session import (
     ConnectionClosed,
     Limits,
@@ -31,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _READ_BYTES = 64 * 1024
 _FLUSH_BYTES = 64 * 1024
-_TURN = 64  # requests answered before other connections get their turn
+_TURN = 64  # requests answered or refused before other connections get their turn
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ class ConnectionLimits:
     send_timeout_s: float = 60.0
     drain_s: float = 2.0
     drain_bytes: int = 16 * 1024 * 1024
+
+
+DEFAULT_LIMITS = ConnectionLimits(Limits())
 
 
 class Connection:
@@ -65,7 +71,7 @@ class Connection:
         self._stopping = False
 
     def stop(self) -> None:
-        """Close once the request under way is answered."""
+        """Close once what was received is answered."""
         self._stopping = True
         self._reading.cancel()
 
@@ -84,28 +90,28 @@ class Connection:
                 )
 
     async def _serve(self) -> None:
-        answered = 0
-        while not self._stopping:
+        for turn in count(1):
             event = self._session.next_event()
             match event:
                 case NeedData():
                     await self._flush()
+                    if self._stopping:
+                        return
                     await self._read()
                 case RequestReceived():
                     await self._answer(event)
-                    answered += 1
-                    if answered % _TURN == 0:
-                        await trio.lowlevel.checkpoint()
                 case RequestRejected():
-                    self._out += self._session.send_reply(event.request_id, event.reply)
+                    await self._reply(event.request_id, event.reply)
                     if event.fatal:
                         await self._refuse()
                         return
                 case ConnectionClosed():
-                    break
+                    await self._flush()
+                    return
                 case ReplyReceived():
                     raise AssertionError("a daemon's session receives no replies")
-        await self._flush()
+            if turn % _TURN == 0:
+                await trio.lowlevel.checkpoint()
 
     async def _read(self) -> None:
         self._reading = trio.CancelScope()
@@ -119,7 +125,15 @@ class Connection:
         if reply is None:
             await self._flush()
             reply = await self._handlers.answer(event.request, self._id)
-        self._out += self._session.send_reply(event.request_id, reply)
+        await self._reply(event.request_id, reply)
+
+    async def _reply(self, request_id: int, reply: Reply) -> None:
+        try:
+            self._out += self._session.send_reply(request_id, reply)
+        except LocalProtocolError as error:  # the layout of a huge, scattered object may be too long
+            log.error("connection %d cannot be answered: %s", self._id, error)
+            refusal = ErrorReply(error_message=f"no reply: {error}", error_code=ErrorCode.INTERNAL)
+            self._out += self._session.send_reply(request_id, refusal)
         if len(self._out) >= _FLUSH_BYTES:
             await self._flush()
 

@@ -12,16 +12,16 @@ import signal
 import socket as stdlib_socket
 import uuid
 from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from importlib.metadata import version as distribution_version
 
 import trio
 
-from hypercache_protocol.session import Limits
-
 from .access import Access
 from .backend import Backend
 from .config import Config
-from .connection import ConnectionLimits
+from .connection import DEFAULT_LIMITS, ConnectionLimits
 from .flusher import Flusher
 from .handlers import Handlers, identity
 from .ingest import Ingester
@@ -46,21 +46,81 @@ async def run(config: Config) -> None:
     """
     access = Access(config.gid())
     backend = Backend(config.backend, config.ingest_prefix)
-    # The socket comes first: where another daemon answers, its devices must not even be looked at.
-    sock = bind(config.socket, access)
-    inode = socket_inode(config.socket)
-    try:
-        opened = open_all(config, access, trio.current_time())
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        # The socket comes first: where another daemon answers, its devices must not even be looked at.
+        sock = bind(config.socket, access)
+        inode = socket_inode(config.socket)
         try:
-            await _serve(config, opened, backend, sock)
+            opened = open_all(config, access, trio.current_time())
+            try:
+                await _serve_until_signal(config, opened, backend, sock, signals)
+            finally:
+                opened.close()
         finally:
-            opened.close()
-    finally:
-        sock.close()
-        remove_socket(config.socket, inode)
+            sock.close()
+            remove_socket(config.socket, inode)
 
 
-async def _serve(config: Config, opened: Opened, backend: Backend, sock: stdlib_socket.socket) -> None:
+async def _serve_until_signal(
+    config: Config,
+    opened: Opened,
+    backend: Backend,
+    sock: stdlib_socket.socket,
+    signals: AsyncIterator[int],
+) -> None:
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_stop_on_signal, signals, stop)
+        await serve(config, opened, backend, sock, stop)
+        nursery.cancel_scope.cancel()
+
+
+async def _stop_on_signal(signals: AsyncIterator[int], stop: trio.Event) -> None:
+    async for number in signals:
+        log.info("stopping on %s", signal.Signals(number).name)
+        stop.set()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One daemon, wired."""
+
+    store: Store
+    remover: Remover
+    flusher: Flusher
+    ingester: Ingester
+    handlers: Handlers
+    server: Server
+
+
+async def serve(
+    config: Config,
+    opened: Opened,
+    backend: Backend,
+    sock: stdlib_socket.socket,
+    stop: trio.Event,
+    limits: ConnectionLimits = DEFAULT_LIMITS,
+    task_status: trio.TaskStatus[Parts] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve on a listening socket, with what was opened, until `stop` is set."""
+    async with trio.open_nursery() as last:
+        await last.start(opened.catalog.run)
+        async with trio.open_nursery() as background:
+            parts = _wired(config, opened, backend, limits, background)
+            background.start_soon(parts.flusher.run)
+            background.start_soon(parts.remover.run)
+            background.start_soon(run_janitor, parts.store, _JANITOR_PERIOD_S)
+            log.info("ready: serving %s", config.socket)
+            task_status.started(parts)
+            await parts.server.serve(sock, stop, config.shutdown_grace_s)
+            background.cancel_scope.cancel()
+        last.cancel_scope.cancel()
+    log.info("stopped")
+
+
+def _wired(
+    config: Config, opened: Opened, backend: Backend, limits: ConnectionLimits, background: trio.Nursery
+) -> Parts:
     store = Store(
         opened.cache,
         opened.catalog,
@@ -68,36 +128,11 @@ async def _serve(config: Config, opened: Opened, backend: Backend, sock: stdlib_
         opened.ram_files,
         opened.cache.times,
     )
+    started = store.clock()
     remover = Remover(store, high=config.evict_above, low=config.evict_down_to)
     flusher = Flusher(store, backend)
     writer = Writer(store, remover, flusher)
-    async with trio.open_nursery() as last, trio.open_nursery() as background:
-        await last.start(opened.catalog.run)
-        ingester = Ingester(store, writer, backend, background)
-        server = _server(config, opened, store, writer, remover, flusher, ingester)
-        background.start_soon(flusher.run)
-        background.start_soon(remover.run)
-        background.start_soon(run_janitor, store, _JANITOR_PERIOD_S)
-        stop = trio.Event()
-        background.start_soon(_stop_on_signal, stop)
-        log.info("ready: serving %s", config.socket)
-        await server.serve(sock, stop, config.shutdown_grace_s)
-        background.cancel_scope.cancel()
-        last.cancel_scope.cancel()
-    log.info("stopped")
-
-
-def _server(
-    config: Config,
-    opened: Opened,
-    store: Store,
-    writer: Writer,
-    remover: Remover,
-    flusher: Flusher,
-    ingester: Ingester,
-) -> Server:
-    started = store.clock()
-    name = f"hypercached {distribution_version('hypercache-ext')}"
+    ingester = Ingester(store, writer, backend, background)
     handlers = Handlers(
         store,
         writer,
@@ -105,18 +140,14 @@ def _server(
         flusher,
         ingester,
         tuple(device.info for device in opened.pool.devices),
-        identity(config.wire_version, name, uuid.uuid4().hex),
+        identity(config.wire_version, _name(), uuid.uuid4().hex),
         lambda: report(store, handlers, remover, flusher, ingester, server, lambda: store.clock() - started),
         Telemetry(),
         Counter(),
     )
-    limits = ConnectionLimits(Limits())
     server = Server(handlers, config.wire_version, limits, config.max_connections)
-    return server
+    return Parts(store, remover, flusher, ingester, handlers, server)
 
 
-async def _stop_on_signal(stop: trio.Event) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for number in signals:
-            log.info("stopping on %s", signal.Signals(number).name)
-            stop.set()
+def _name() -> str:
+    return f"hypercached {distribution_version('hypercache-ext')}"

@@ -19,29 +19,39 @@ import trio
 
 from hypercache_protocol.states import StateEvent, SyncStatus
 
+from .access import DeviceError
 from .backend import Backend, BackendError, Target
-from .catalog import CatalogError, Put
+from .catalog import CatalogError
+from .catalog_rows import Put
 from .core.objects import StoredObject
 from .locks import UriLocks
 from .store import Store
 
 log = logging.getLogger(__name__)
 
-_FIRST_DELAY_S = 1.0
 _LONGEST_DELAY_S = 300.0
 
 
 class Flusher:
-    """Uploads at most `parallel` objects at once."""
+    """Uploads at most `parallel` objects at once.
 
-    def __init__(self, store: Store, backend: Backend, *, parallel: int = 4) -> None:
+    Args:
+        first_delay_s: about how long a failed upload waits for its next try; doubled with each further one.
+    """
+
+    def __init__(
+        self, store: Store, backend: Backend, *, parallel: int = 4, first_delay_s: float = 1.0
+    ) -> None:
         self._store = store
         self._backend = backend
         self._slots = trio.CapacityLimiter(parallel)
         self._parallel = parallel
         self._uploading = UriLocks()
         self._sent: dict[str, int] = {}
-        self._failures: dict[str, int] = {}  # consecutive, of uris that wait for another try
+        self._first_delay_s = first_delay_s
+        self._failures: dict[str, int] = {}  # consecutive, by uri
+        self._delayed: set[str] = set()  # wait for another try
+        self._queued: set[str] = set()
         self._queue, self._work = trio.open_memory_channel[str](math.inf)
         self.uploaded_objects = 0
         self.uploaded_bytes = 0
@@ -53,14 +63,16 @@ class Flusher:
         return self._backend.upload_target(uri) is not None
 
     def submit(self, uri: str) -> None:
-        """Upload the object in the background, if there is a backend for it."""
-        if self.has_target(uri):
+        """Upload the object in the background, if there is a backend for it. What waits already, in the
+        queue or for its next try, takes the newest generation with it when its turn comes."""
+        if uri not in self._queued and uri not in self._delayed and self.has_target(uri):
+            self._queued.add(uri)
             self._queue.send_nowait(uri)
 
     @property
     def waiting(self) -> int:
         """Uploads that nobody has begun yet."""
-        return self._work.statistics().current_buffer_used + len(self._failures)
+        return len(self._queued) + len(self._delayed)
 
     def progress_percent(self, stored: StoredObject) -> float:
         """How much of an object the backend has been sent: 0 to 100."""
@@ -101,16 +113,20 @@ class Flusher:
 
     async def _work_off(self, nursery: trio.Nursery) -> None:
         async for uri in self._work:
+            self._queued.discard(uri)
             problem = await self.upload(uri)
             if problem is None:
                 self._failures.pop(uri, None)
-            else:
-                self._failures[uri] = self._failures.get(uri, 0) + 1
+                continue
+            self._failures[uri] = self._failures.get(uri, 0) + 1
+            if uri not in self._delayed:
+                self._delayed.add(uri)
                 nursery.start_soon(self._submit_later, uri, self._failures[uri])
 
     async def _submit_later(self, uri: str, failures: int) -> None:
-        delay_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** min(failures - 1, 16))
+        delay_s = min(_LONGEST_DELAY_S, self._first_delay_s * 2 ** min(failures - 1, 16))
         await trio.sleep(delay_s * random.uniform(0.5, 1.0))
+        self._delayed.discard(uri)
         self.submit(uri)
 
     async def _upload(self, stored: StoredObject, target: Target) -> str | None:
@@ -121,7 +137,7 @@ class Flusher:
         try:
             await trio.to_thread.run_sync(self._send, stored, target, abandon_on_cancel=True)
             problem = None
-        except (BackendError, OSError) as error:
+        except (BackendError, DeviceError, OSError) as error:
             problem = str(error)
             log.warning("upload of %s failed: %s", stored.uri, error)
         finally:

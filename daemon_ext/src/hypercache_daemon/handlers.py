@@ -46,7 +46,8 @@ from hypercache_protocol.messages import (
 from hypercache_protocol.states import SyncStatus
 from hypercache_protocol.versions import WireVersion, features_of, majors_up_to
 
-from .catalog import CatalogError, Put
+from .catalog import CatalogError
+from .catalog_rows import Put
 from .core.objects import StagedWrite, StoredObject
 from .errors import DaemonError
 from .flusher import Flusher
@@ -57,6 +58,8 @@ from .telemetry import Telemetry
 from .writes import Writer
 
 log = logging.getLogger(__name__)
+
+_FAULT = "%s failed by a fault of the daemon"
 
 
 @dataclass
@@ -77,7 +80,13 @@ class Handlers:
     def answer_now(self, request: Request) -> Reply | None:
         """The reply, where it can be given without waiting; else None, and nothing has happened."""
         handler = _AT_ONCE.get(type(request))
-        reply = handler(self, request) if handler else None
+        if handler is None:
+            return None
+        try:
+            reply = handler(self, request)
+        except Exception:  # the same boundary as in `answer`
+            log.exception(_FAULT, request.action)
+            reply = _fault_reply(request)
         if reply is not None:
             self._count(request, reply)
         return reply
@@ -92,11 +101,8 @@ class Handlers:
             log.error("%s failed: %s", request.action, error)
             reply = ErrorReply(error_message=f"{request.action}: {error}", error_code=ErrorCode.UNAVAILABLE)
         except Exception:  # the boundary: a fault of ours must not end other clients' connections
-            log.exception("%s failed by a fault of the daemon", request.action)
-            reply = ErrorReply(
-                error_message=f"{request.action} failed by a fault of the daemon; its log has the details",
-                error_code=ErrorCode.INTERNAL,
-            )
+            log.exception(_FAULT, request.action)
+            reply = _fault_reply(request)
         self._count(request, reply)
         return reply
 
@@ -120,19 +126,19 @@ class Handlers:
         stored = self.store.cache.get(request.uri)
         if stored is None and request.auto_ingest and self.ingester.can_fetch(request.uri):
             stored = await self.ingester.fetch(request.uri, request.tier)
-        if stored is None:
-            return MissReply()
-        return self._hit(await self._pinned(stored, request.pinned))
+        if stored is not None and request.pinned:
+            stored = await self._set_pin(request.uri, True)
+        return MissReply() if stored is None else self._hit(stored)
 
     async def _ingest(self, request: Ingest, _: int) -> Reply:
         here = self.store.cache.get(request.uri)
-        if here is not None:
-            return self._hit(await self._pinned(here, request.pinned))
-        stored = await self.ingester.fetch(request.uri, request.tier)
+        stored = here or await self.ingester.fetch(request.uri, request.tier)
+        if stored is not None and request.pinned:
+            stored = await self._set_pin(request.uri, True)
         if stored is None:
             raise DaemonError(ErrorCode.NOT_FOUND, f"{request.uri} is not in the place that its name says")
-        hit = self._hit(await self._pinned(stored, request.pinned))
-        return IngestedReply.model_construct(**dict(hit))
+        hit = self._hit(stored)
+        return hit if here is not None else IngestedReply.model_construct(**dict(hit))
 
     def _hit(self, stored: StoredObject) -> HitReply:
         return HitReply.model_construct(
@@ -148,9 +154,6 @@ class Handlers:
             chunk_layout=self.store.layout(staged.tier, staged.extents),
             sync_status=SyncStatus.STAGED,
         )
-
-    async def _pinned(self, stored: StoredObject, pinned: bool) -> StoredObject:
-        return await self._set_pin(stored.uri, True) or stored if pinned else stored
 
     # -- pin, evict, purge -----------------------------------------------------------------------------
 
@@ -229,6 +232,11 @@ class Handlers:
     def _record_telemetry(self, request: RecordTelemetry) -> Reply:
         self.telemetry.record(request)
         return PongReply()
+
+
+def _fault_reply(request: Request) -> ErrorReply:
+    sentence = f"{_FAULT % request.action}; its log has the details"
+    return ErrorReply(error_message=sentence, error_code=ErrorCode.INTERNAL)
 
 
 def identity(version: WireVersion, daemon: str, instance_id: str) -> PongReply:

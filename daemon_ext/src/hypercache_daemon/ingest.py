@@ -91,6 +91,11 @@ class Ingester:
         except (BackendError, OSError, CatalogError) as error:
             log.warning("%s could not be fetched: %s", uri, error)
             fetch.error = DaemonError(ErrorCode.BACKEND_FAILED, f"{uri} could not be fetched: {error}")
+        except Exception:  # the boundary: a fault of ours must not end the daemon with all its clients
+            log.exception("fetching %s failed by a fault of the daemon", uri)
+            fetch.error = DaemonError(
+                ErrorCode.INTERNAL, f"{uri} could not be fetched by a fault of the daemon; its log says more"
+            )
         finally:
             del self._fetches[uri]
             fetch.done.set()
@@ -107,12 +112,13 @@ class Ingester:
         staged = await self.writer.stage_internal(uri, size_bytes, tier)
         committed = False
         try:
-            checksums = await trio.to_thread.run_sync(self._fill, staged, pieces)
-            stored, committed = await self._commit(staged, checksums)
+            # Cancelled only when the daemon ends: then no source that hangs may keep it.
+            checksums = await trio.to_thread.run_sync(self._fill, staged, pieces, abandon_on_cancel=True)
+            committed = await self._commit(staged, checksums)
         finally:
             if not committed:
                 self.writer.discard_internal(staged)
-        return stored
+        return self.store.cache.get(uri)
 
     def _fill(self, staged: StagedWrite, pieces: Iterator[bytes]) -> tuple[int, ...]:
         """Write the pieces to the staged blocks; runs in a worker thread. Returns each chunk's CRC-32."""
@@ -132,13 +138,13 @@ class Ingester:
             raise BackendError(f"{staged.uri} grew while it was fetched")
         return tuple(checksums)
 
-    async def _commit(self, staged: StagedWrite, checksums: tuple[int, ...]) -> tuple[StoredObject, bool]:
+    async def _commit(self, staged: StagedWrite, checksums: tuple[int, ...]) -> bool:
+        """False where a client committed meanwhile, even if that is evicted again: its bytes are newer."""
         async with self.store.locks.hold(staged.uri):
-            here = self.store.cache.get(staged.uri)
-            if here is not None:
-                return here, False
+            if staged.overtaken or self.store.cache.get(staged.uri) is not None:
+                return False
             stored = self.store.cache.plan_commit(staged, StateEvent.INGESTED, checksums=checksums)
             await self.writer.swap_in(staged, stored)
         self.ingested_objects += 1
         self.ingested_bytes += stored.size_bytes
-        return stored, True
+        return True

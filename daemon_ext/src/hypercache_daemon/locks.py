@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import trio
 
@@ -22,9 +22,7 @@ class UriLocks:
             async with lock:
                 yield
         finally:
-            statistics = lock.statistics()
-            if not statistics.locked and not statistics.tasks_waiting and self._locks.get(uri) is lock:
-                del self._locks[uri]
+            self._drop_unused(uri, lock)
 
     @asynccontextmanager
     async def hold_all(self, uris: Iterable[str]) -> AsyncIterator[None]:
@@ -35,7 +33,25 @@ class UriLocks:
                 await stack.enter_async_context(self.hold(uri))
             yield
 
+    @contextmanager
+    def hold_now(self, uris: Iterable[str]) -> Iterator[None]:
+        """Hold the locks of uris that `is_free`, without waiting."""
+        locks = {uri: self._locks.setdefault(uri, trio.Lock()) for uri in set(uris)}
+        for lock in locks.values():
+            lock.acquire_nowait()
+        try:
+            yield
+        finally:
+            for uri, lock in locks.items():
+                lock.release()
+                self._drop_unused(uri, lock)
+
     def is_free(self, uri: str) -> bool:
         """True where nobody holds the lock now."""
         lock = self._locks.get(uri)
         return lock is None or not lock.locked()
+
+    def _drop_unused(self, uri: str, lock: trio.Lock) -> None:
+        # A lock that was released with others waiting is theirs already, so it counts as locked.
+        if not lock.locked():
+            self._locks.pop(uri, None)

@@ -9,16 +9,15 @@ from itertools import islice
 import trio
 
 from hypercache_protocol.fields import Tier
-from hypercache_protocol.states import EVICTABLE
 
-from .catalog import CatalogError, Change, Delete
+from .catalog import CatalogError
+from .catalog_rows import Change, Delete
 from .core.objects import StoredObject
 from .store import Store, hold_change
 
 log = logging.getLogger(__name__)
 
 _PURGE_BATCH = 512
-_TRIES = 3  # quarantine may keep part of what an eviction freed
 
 
 class Remover:
@@ -60,14 +59,16 @@ class Remover:
                 removed += len(await self._remove_locked(batch))
         return removed
 
-    async def make_room(self, tier: Tier, wanted_bytes: int) -> None:
-        """Evict until `wanted_bytes` are free, as far as that can be done at once."""
+    async def make_room(self, tier: Tier, wanted_bytes: int) -> bool:
+        """Evict until `wanted_bytes` are free; False, and nothing is evicted, where that could not be."""
         pool = self._store.cache.pools[tier]
-        for _ in range(_TRIES):
+        if not pool.could_hold(wanted_bytes):
+            return False
+        missing_bytes = pool.missing_bytes(wanted_bytes)
+        if missing_bytes > 0:
+            await self._evict_by_policy(tier, missing_bytes)
             self._store.release_due()
-            if pool.blocks.free_bytes >= wanted_bytes or not await self._evict_by_policy(tier, wanted_bytes):
-                break
-        self._store.release_due()
+        return True
 
     def check_watermark(self) -> None:
         """Start eviction in the background where a pool is too full."""
@@ -96,28 +97,15 @@ class Remover:
         # Quarantined blocks become free by themselves, so they do not call for eviction.
         return usage.used_bytes + usage.staged_bytes - int(usage.total_bytes * share)
 
-    async def _evict_by_policy(self, tier: Tier, wanted_bytes: int) -> bool:
-        """Evict the coldest objects that make up `wanted_bytes`; False where there was none."""
-        victims = [
-            stored
-            for stored in self._store.cache.victims(tier, wanted_bytes)
-            if self._store.locks.is_free(stored.uri)
-        ]
-        async with self._store.locks.hold_all(stored.uri for stored in victims):
-            still = [stored.uri for stored in victims if self._is_unchanged_and_evictable(stored)]
-            removed = await self._remove_locked(still)
+    async def _evict_by_policy(self, tier: Tier, wanted_bytes: int) -> None:
+        """Evict the coldest objects that make up `wanted_bytes`. Those that somebody works on are passed
+        over, so evictions that run at once take different ones and wait for nobody."""
+        locks = self._store.locks
+        uris = [stored.uri for stored in self._store.cache.victims(tier, wanted_bytes, locks.is_free)]
+        with locks.hold_now(uris):
+            removed = await self._remove_locked(uris)
         self.evicted_objects += len(removed)
         self.evicted_bytes += sum(stored.allocated_bytes for stored in removed)
-        return bool(removed)
-
-    def _is_unchanged_and_evictable(self, stored: StoredObject) -> bool:
-        now = self._store.cache.get(stored.uri)
-        return (
-            now is not None
-            and now.generation == stored.generation
-            and now.state in EVICTABLE
-            and not now.pinned
-        )
 
     async def _remove_locked(self, uris: Sequence[str]) -> list[StoredObject]:
         """Delete the objects of uris whose locks the caller holds."""

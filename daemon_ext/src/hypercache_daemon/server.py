@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _MAX_PATH_BYTES = 107  # what sockaddr_un holds beside its final NUL
 _BACKLOG = 1024
+_TURN_AWAY_S = 1.0
+_TURN_AWAY_BYTES = 4096
 
 
 class SocketError(Exception):
@@ -130,6 +132,8 @@ class Server:
         self.connections[connection_id] = connection
         try:
             await connection.serve()
+        except Exception:  # the boundary: a fault of ours must not end other clients' connections
+            log.exception("connection %d ended by a fault of the daemon", connection_id)
         finally:
             del self.connections[connection_id]
 
@@ -140,9 +144,13 @@ class Server:
             error_code=ErrorCode.UNAVAILABLE,
         )
         async with stream:
-            with trio.move_on_after(1.0):
+            with trio.move_on_after(_TURN_AWAY_S):
                 try:
                     await stream.send_all(json_lines.encode_reply(reply, self.version))
+                    await stream.send_eof()
+                    # Closing at once would break a client that is still writing before it reads the reason.
+                    while await stream.receive_some(_TURN_AWAY_BYTES):
+                        pass
                 except trio.BrokenResourceError:
                     log.debug("a connection that was turned away did not wait for the reason")
 

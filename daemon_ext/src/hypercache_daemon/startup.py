@@ -1,6 +1,6 @@
 """Opening what a daemon needs, in an order in which nothing is lost: devices, catalog, RAM files, cache.
 
-All of it is synchronous and happens before the socket exists.
+All of it is synchronous. Clients that connect meanwhile wait for their first reply.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from hypercache_protocol.fields import Tier
 
 from . import devices
 from .access import Access, DeviceError
-from .catalog import AddHold, Catalog, CatalogError, Change, Delete, DropHold
+from .catalog import Catalog, CatalogError
+from .catalog_rows import AddHold, Change, Delete, DropHold
 from .config import Config
 from .core.allocator import Allocator
 from .core.cache import Cache, Times
@@ -177,7 +178,9 @@ def _lost_objects(ram_files: devices.RamFiles | None, objects: Iterable[StoredOb
         return {stored.uri for stored in in_ram}
     expected = {extent.device: extent.length for stored in in_ram for extent in stored.extents}
     gone = ram_files.sweep(expected)
-    return {stored.uri for stored in in_ram if any(extent.device in gone for extent in stored.extents)}
+    lost = [stored for stored in in_ram if any(extent.device in gone for extent in stored.extents)]
+    ram_files.remove(extent.device for stored in lost for extent in stored.extents)
+    return {stored.uri for stored in lost}
 
 
 def _forget(catalog: Catalog, lost: Iterable[str], ram_holds: Iterable[AddHold]) -> None:

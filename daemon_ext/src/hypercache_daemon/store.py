@@ -13,13 +13,16 @@ from hypercache_protocol.fields import Tier
 from hypercache_protocol.messages import ChunkLocation
 
 from . import devices
-from .catalog import AddHold, Catalog, Change, DropHold
+from .catalog import Catalog
+from .catalog_rows import AddHold, Change, DropHold
 from .core.allocator import Extent
 from .core.cache import Cache, Times
 from .core.objects import Hold, StagedWrite
 from .locks import UriLocks
 
 log = logging.getLogger(__name__)
+
+_HASHING = 4  # threads: more would only take turns at the same disks and CPUs
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Store:
     times: Times
     clock: Callable[[], float] = trio.current_time
     locks: UriLocks = field(default_factory=UriLocks)
+    hashing: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(_HASHING))
 
     def path(self, tier: Tier, extent: Extent) -> str:
         """The file or device that a client opens for a chunk."""
@@ -103,7 +107,8 @@ class Store:
             yield devices.read_chunk(self.path(tier, extent), extent.offset, extent.length)
 
     async def sha256_of(self, staged: StagedWrite) -> str:
-        """The SHA-256 of what a staged write holds, in lower-case hex. OSError where it cannot be read."""
+        """The SHA-256 of what a staged write holds, in lower-case hex. OSError or DeviceError where it
+        cannot be read."""
 
         def digest() -> str:
             hasher = hashlib.sha256()
@@ -111,7 +116,7 @@ class Store:
                 hasher.update(piece)
             return hasher.hexdigest()
 
-        return await trio.to_thread.run_sync(digest)
+        return await trio.to_thread.run_sync(digest, limiter=self.hashing)
 
 
 def hold_change(hold: Hold) -> AddHold:

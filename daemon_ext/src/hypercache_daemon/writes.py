@@ -12,7 +12,8 @@ from hypercache_protocol.fields import Tier
 from hypercache_protocol.messages import AppendWrite, CommitWrite, StageWrite
 from hypercache_protocol.states import DIRTY, StateEvent
 
-from .catalog import Change, DropHold, Put
+from .access import DeviceError
+from .catalog_rows import Change, DropHold, Put
 from .core.allocator import Extent
 from .core.cache import NotStaged, StageOptions
 from .core.objects import NoSpace, StagedWrite, StoredObject
@@ -24,6 +25,8 @@ from .store import Store, hold_change, writer_hold
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+_TRIES = 4
 
 
 @dataclass
@@ -49,7 +52,7 @@ class Writer:
     async def stage_internal(self, uri: str, size_bytes: int, tier: Tier | None) -> StagedWrite:
         """Blocks for an object that the daemon itself fetches."""
         options = StageOptions(auto_flush=False, write_through=False, pinned=False)
-        return await self._stage(uri, size_bytes, self._tier(tier), -1, options)
+        return await self._stage(uri, size_bytes, self._tier(tier), None, options)
 
     async def append(
         self, request: AppendWrite, connection_id: int
@@ -111,7 +114,7 @@ class Writer:
             )
 
     async def _stage(
-        self, uri: str, size_bytes: int, tier: Tier, connection_id: int, options: StageOptions
+        self, uri: str, size_bytes: int, tier: Tier, connection_id: int | None, options: StageOptions
     ) -> StagedWrite:
         store = self.store
 
@@ -125,12 +128,15 @@ class Writer:
         return await self._with_room(attempt)
 
     async def _with_room(self, attempt: Callable[[], Awaitable[_T | NoSpace]]) -> _T:
-        """What `attempt` gives, evicting once where it finds no space. It takes the uri's lock itself:
-        an eviction waits for locks of others, so none may be held here."""
+        """What `attempt` gives, evicting where it finds no space. Others may take the room that was made,
+        so it is tried again, but not for ever."""
         self.store.release_due()
         result = await attempt()
-        if isinstance(result, NoSpace):
-            await self._make_room(result)
+        for _ in range(_TRIES):
+            if not isinstance(result, NoSpace):
+                return result
+            if not await self.remover.make_room(result.tier, result.wanted_bytes):
+                break
             result = await attempt()
         if isinstance(result, NoSpace):
             raise _no_space(result)
@@ -139,6 +145,7 @@ class Writer:
     async def _record(self, staged: StagedWrite, first: int, undo: Callable[[], None]) -> None:
         """Make the blocks of a staged write from number `first` on known to the catalog and the RAM tier."""
         extents = tuple(staged.extents[first:])
+        staged.busy = True
         try:
             self.store.create_ram_files(staged.tier, extents)
             await self.store.make_durable([writer_hold(staged, first)])
@@ -146,6 +153,8 @@ class Writer:
             self.store.remove_ram_files(staged.tier, extents)
             undo()
             raise
+        finally:
+            staged.busy = False
 
     def _check_append(self, request: AppendWrite, staged: StagedWrite) -> None:
         if request.tier is not None and self._tier(request.tier) is not staged.tier:
@@ -164,11 +173,6 @@ class Writer:
             return extents
         await self._record(staged, first, lambda: self.store.cache.undo_append(staged, extents))
         return staged, extents
-
-    async def _make_room(self, report: NoSpace) -> None:
-        if report.wanted_bytes > report.total_bytes:
-            raise _no_space(report)  # evicting everything would not help
-        await self.remover.make_room(report.tier, report.wanted_bytes)
 
     # -- committing ------------------------------------------------------------------------------------
 
@@ -197,15 +201,15 @@ class Writer:
     async def _check_sha256(self, request: CommitWrite, staged: StagedWrite) -> None:
         if request.sha256 is None:
             return
-        staged.committing = True
+        staged.busy = True
         try:
             found = await self.store.sha256_of(staged)
-        except OSError as error:
+        except (DeviceError, OSError) as error:
             raise DaemonError(
                 ErrorCode.UNAVAILABLE, f"commit_write: {request.uri} cannot be read back: {error}"
             ) from error
         finally:
-            staged.committing = False
+            staged.busy = False
         if found != request.sha256.lower():
             raise DaemonError(
                 ErrorCode.CHECKSUM_MISMATCH,
@@ -237,11 +241,11 @@ class Writer:
         changes: list[Change] = [Put(stored, casual), DropHold(staged.stage_id)]
         if replaced is not None:
             changes.append(hold_change(store.cache.plan_hold(replaced, now)))
-        staged.committing = True
+        staged.busy = True
         try:
             await store.make_durable(changes)
         finally:
-            staged.committing = False
+            staged.busy = False
         store.cache.apply_commit(staged, stored, now)
 
     async def _through(self, stored: StoredObject) -> StoredObject:

@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hypercache_protocol.fields import Tier
@@ -60,7 +60,8 @@ class Cache:
         self._counter = 0
         self._objects: dict[str, StoredObject] = {}
         self._staged: dict[str, StagedWrite] = {}  # by stage_id, oldest first
-        self._staged_by_uri: dict[str, list[StagedWrite]] = {}
+        self._staged_by_uri: dict[str, list[StagedWrite]] = {}  # oldest first, of clients
+        self._own_by_uri: dict[str, list[StagedWrite]] = {}  # of the daemon itself
         self._reading: dict[int, int] = {}  # generation -> the daemon's own readers
         self._parked: dict[int, Hold] = {}
 
@@ -81,7 +82,7 @@ class Cache:
         return found
 
     def newest_staged(self, uri: str) -> StagedWrite | None:
-        """What is being written under a uri."""
+        """What clients wrote last under a uri and have not committed."""
         writes = self._staged_by_uri.get(uri)
         return writes[-1] if writes else None
 
@@ -97,9 +98,15 @@ class Cache:
     # -- staging ---------------------------------------------------------------------------------------
 
     def stage(
-        self, uri: str, size_bytes: int, tier: Tier, connection_id: int, options: StageOptions, now: float
+        self,
+        uri: str,
+        size_bytes: int,
+        tier: Tier,
+        connection_id: int | None,
+        options: StageOptions,
+        now: float,
     ) -> StagedWrite | NoSpace:
-        """Blocks of its own for a new write of `uri`."""
+        """Blocks of its own for a new write of `uri`; `connection_id` None is the daemon itself."""
         pool = self.pools[tier]
         extents = pool.allocate_staged(size_bytes)
         if extents is None:
@@ -119,7 +126,7 @@ class Cache:
             size_bytes,
         )
         self._staged[staged.stage_id] = staged
-        self._staged_by_uri.setdefault(uri, []).append(staged)
+        self._writes_like(staged).setdefault(uri, []).append(staged)
         return staged
 
     def append(self, staged: StagedWrite, size_bytes: int, now: float) -> tuple[Extent, ...] | NoSpace:
@@ -137,8 +144,10 @@ class Cache:
         """The write that an append or a commit means: the one named, else the connection's newest of that
         uri, else the newest of all."""
         if stage_id is not None:
-            staged = self._staged.get(stage_id)
-            return staged if staged is not None and staged.uri == uri else NotStaged(uri, stale=True)
+            named = self._staged.get(stage_id)
+            if named is None or named.uri != uri or named.connection_id is None:
+                return NotStaged(uri, stale=True)
+            return named
         writes = self._staged_by_uri.get(uri, [])
         own = [staged for staged in writes if staged.connection_id == connection_id]
         candidates = own or writes
@@ -166,9 +175,13 @@ class Cache:
         self._free_unseen(staged.tier, extents)
 
     def expired(self, now: float) -> list[StagedWrite]:
-        """Staged writes that nobody touched for the expiry time."""
+        """Staged writes of clients that nobody touched for the expiry time."""
         deadline = now - self.times.stage_expiry_s
-        return [w for w in self._staged.values() if w.touched_at <= deadline and not w.committing]
+        return [
+            staged
+            for staged in self._staged.values()
+            if staged.touched_at <= deadline and staged.connection_id is not None and not staged.busy
+        ]
 
     # -- committing and removing ----------------------------------------------------------------------
 
@@ -199,6 +212,8 @@ class Cache:
     def apply_commit(self, staged: StagedWrite, stored: StoredObject, now: float) -> Hold | None:
         """Swap the object in; returns the hold on the blocks of the one it replaces."""
         self._forget_staged(staged)
+        for other in self._own_by_uri.get(stored.uri, ()):
+            other.overtaken = True
         pool = self.pools[staged.tier]
         pool.unstage(stored.extents)
         hold = self._retire(stored.uri, now)
@@ -228,16 +243,18 @@ class Cache:
         """`stored` after `event`."""
         return replace(stored, state=next_state(stored.state, event))
 
-    def victims(self, tier: Tier, wanted_bytes: int) -> list[StoredObject]:
-        """The coldest objects that may be evicted and together free `wanted_bytes`, or all of them."""
+    def victims(self, tier: Tier, wanted_bytes: int, is_free: Callable[[str], bool]) -> list[StoredObject]:
+        """The coldest objects that may be evicted and together free `wanted_bytes`, or all of them; those
+        whose uri is not free are passed over."""
         chosen: list[StoredObject] = []
         missing = wanted_bytes
         for uri in self.pools[tier].policy.victims():
             if missing <= 0:
                 break
-            stored = self._objects[uri]
-            chosen.append(stored)
-            missing -= stored.allocated_bytes
+            if is_free(uri):
+                stored = self._objects[uri]
+                chosen.append(stored)
+                missing -= stored.allocated_bytes
         return chosen
 
     # -- blocks that rest ------------------------------------------------------------------------------
@@ -287,10 +304,14 @@ class Cache:
 
     def _forget_staged(self, staged: StagedWrite) -> None:
         del self._staged[staged.stage_id]
-        writes = self._staged_by_uri[staged.uri]
+        by_uri = self._writes_like(staged)
+        writes = by_uri[staged.uri]
         writes.remove(staged)
         if not writes:
-            del self._staged_by_uri[staged.uri]
+            del by_uri[staged.uri]
+
+    def _writes_like(self, staged: StagedWrite) -> dict[str, list[StagedWrite]]:
+        return self._own_by_uri if staged.connection_id is None else self._staged_by_uri
 
     def _retire(self, uri: str, now: float) -> Hold | None:
         before = self._objects.pop(uri, None)

@@ -43,20 +43,26 @@ class StoredObject:
 
 @dataclass(slots=True)
 class StagedWrite:
-    """Blocks that one writer fills. It belongs to nobody until it commits."""
+    """Blocks that one writer fills. It belongs to nobody until it commits.
+
+    `connection_id` is None where the daemon itself writes, an ingest: clients neither find nor drop such a
+    write, and it doesn't expire. `busy` says that the daemon works on it just now, so it doesn't expire
+    either. `overtaken`: another write of its uri was committed since it began.
+    """
 
     stage_id: str
     sequence: int
     uri: str
     tier: Tier
-    connection_id: int
+    connection_id: int | None
     auto_flush: bool
     write_through: bool
     pinned: bool
     touched_at: float
     extents: list[Extent] = field(default_factory=list)
     size_bytes: int = 0
-    committing: bool = False
+    busy: bool = False
+    overtaken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Protocol
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import DIRTY, EVICTABLE, SyncStatus
 
-from .allocator import Extent
+from .allocator import ALIGNMENT, Extent
 from .eviction import EvictionPolicy
 from .objects import Hold, NoSpace, StoredObject, Usage, allocated_bytes
 
@@ -30,7 +30,8 @@ class Pool:
     """Keeps free + used + staged + quarantined == total at every moment.
 
     Args:
-        quarantine_share: of the total; above it the oldest shortenable holds end before their time.
+        quarantine_share: of the total; where shortenable holds have more, the oldest of them end before
+            their time.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class Pool:
         self.used_bytes = 0
         self.staged_bytes = 0
         self.quarantined_bytes = 0
+        self._retired_bytes = 0
+        self.evictable_bytes = 0
         self.pinned_bytes = 0
         self.dirty_bytes = 0
         self.counts = dict.fromkeys(SyncStatus, 0)
@@ -73,6 +76,18 @@ class Pool:
             self.dirty_bytes,
         )
 
+    def could_hold(self, size_bytes: int) -> bool:
+        """False where not even evicting all that may be evicted would make room for `size_bytes`."""
+        most_bytes = self.blocks.free_bytes + self._retired_bytes + self.evictable_bytes
+        return _rounded(size_bytes) <= most_bytes
+
+    def missing_bytes(self, size_bytes: int) -> int:
+        """How much must be evicted before `size_bytes` are free: the quarantine keeps its share of it."""
+        short_bytes = _rounded(size_bytes) - self.blocks.free_bytes
+        if short_bytes <= 0:
+            return 0
+        return short_bytes + max(0, self._quarantine_limit - self._retired_bytes)
+
     def allocate_staged(self, size_bytes: int) -> tuple[Extent, ...] | None:
         """Blocks for a writer, or None."""
         extents = self.blocks.allocate(size_bytes)
@@ -94,6 +109,7 @@ class Pool:
         self.pinned_bytes += size_bytes if stored.pinned else 0
         self.dirty_bytes += size_bytes if stored.state in DIRTY else 0
         if stored.state in EVICTABLE and not stored.pinned:
+            self.evictable_bytes += size_bytes
             self.policy.inserted(stored.uri, size_bytes)
 
     def count_out(self, stored: StoredObject) -> None:
@@ -104,6 +120,7 @@ class Pool:
         self.pinned_bytes -= size_bytes if stored.pinned else 0
         self.dirty_bytes -= size_bytes if stored.state in DIRTY else 0
         if stored.state in EVICTABLE and not stored.pinned:
+            self.evictable_bytes -= size_bytes
             self.policy.removed(stored.uri)
 
     # -- quarantine ------------------------------------------------------------------------------------
@@ -121,6 +138,7 @@ class Pool:
         """Let the time of a parked hold run."""
         if hold.shortenable:
             self._retired.append(hold)
+            self._retired_bytes += allocated_bytes(hold.extents)
         else:
             self._writers.append(hold)
 
@@ -132,9 +150,10 @@ class Pool:
         for hold in due:
             self._release(hold)
         while self._retired and (
-            self._retired[0].release_at <= now or self.quarantined_bytes > self._quarantine_limit
+            self._retired[0].release_at <= now or self._retired_bytes > self._quarantine_limit
         ):
             hold = self._retired.popleft()
+            self._retired_bytes -= allocated_bytes(hold.extents)
             self._release(hold)
             due.append(hold)
         return due
@@ -142,3 +161,7 @@ class Pool:
     def _release(self, hold: Hold) -> None:
         self.blocks.release(hold.extents)
         self.quarantined_bytes -= allocated_bytes(hold.extents)
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
