@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -33,12 +33,15 @@ def newer_fields(model: type[BaseModel], version: WireVersion) -> dict[str, Sinc
 @cache
 def item_models(model: type[BaseModel]) -> dict[str, type[Message]]:
     """Field name -> the model of its items, for the fields of `model` that hold a list of models."""
-    found = {}
-    for name, info in model.model_fields.items():
-        for argument in get_args(info.annotation):
-            if isinstance(argument, type) and issubclass(argument, Message):
-                found[name] = argument
-    return found
+    held = {name: _model_in(info.annotation) for name, info in model.model_fields.items()}
+    return {name: item for name, item in held.items() if item is not None}
+
+
+def _model_in(annotation: Any) -> type[Message] | None:
+    # On Python 3.10 a tuple[...] passes for a class, so what has an origin is asked for its parts first.
+    if get_origin(annotation) is None:
+        return annotation if isinstance(annotation, type) and issubclass(annotation, Message) else None
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
 
 
 def possible_replies(request: type[Request]) -> tuple[type[Reply], ...]:
@@ -121,8 +124,8 @@ def _limits(shape: dict[str, Any]) -> str:
     if "pattern" in shape:
         return f"matches {shape['pattern']}"
     of = " characters" if shape["type"] == "string" else ""
-    low = shape.get("minimum", shape.get("minLength"))
-    high = shape.get("maximum", shape.get("maxLength"))
+    low = _whole(shape.get("minimum", shape.get("minLength")))
+    high = _whole(shape.get("maximum", shape.get("maxLength")))
     match low, high:
         case None, None:
             return _limits(shape["items"]) if "items" in shape and "type" in shape["items"] else ""
@@ -132,6 +135,11 @@ def _limits(shape: dict[str, Any]) -> str:
             return f"at least {low}{of}"
         case _:
             return f"{low} to {high}{of}"
+
+
+def _whole(bound: float | None) -> float | None:
+    """Releases of pydantic differ in whether a bound of 0 on a float is 0 or 0.0."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
 
 
 def _mark(info: FieldInfo) -> Since | None:
