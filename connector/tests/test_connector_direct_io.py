@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,6 +94,19 @@ def test_direct_transfers_move_every_length_from_and_to_any_address(
     with open(path, "rb") as file:  # the same bytes for whoever reads through the page cache
         file.seek(8 * MIB)
         assert file.read(length) == payload
+
+
+def test_a_thread_s_first_transfer_needs_no_scratch_memory(file_target: str, counters: Counters) -> None:
+    devices = devices_in(DirectIo.ON, counters)
+    moved: list[int] = []
+    for transfer in (devices.write, devices.read):
+        part, _ = part_of(ALIGNMENT)
+        thread = threading.Thread(
+            target=lambda part=part, move=transfer: moved.append(move(file_target, Tier.NVME, part, 0))
+        )
+        thread.start()
+        thread.join(30)
+    assert moved == [ALIGNMENT, ALIGNMENT]
 
 
 def test_a_direct_write_pads_to_its_block_and_not_beyond(file_target: str) -> None:

@@ -1,0 +1,244 @@
+"""The connector against the real daemon: whatever happens to it, right bytes or a miss, and it heals."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
+from hypercache_compat.loop_devices import can_make_loop_devices, loop_devices
+from hypercache_connector import Client
+from hypercache_connector.keys import UriMapping
+from hypercache_protocol.messages import GetWriteStatus, StageWrite, WriteStatusReply
+
+MIB = 1 << 20
+DEADLINE_S = 30.0
+SIZES = [1, 4096, 70_001, 4 * MIB + 1, 9 * MIB]
+
+
+def payload(name: str, size: int) -> bytes:
+    """Bytes that say whose they are."""
+    unit = f"{name}:{size};".encode()
+    return (unit * (size // len(unit) + 1))[:size]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def daemon() -> Iterator[DaemonProcess]:
+    with running_daemon() as process:
+        yield process
+
+
+def check_load(driver: Any, keys: list[str], sizes: list[int]) -> list[bool]:
+    """Load, and let no wrong byte pass. Returns what was loaded."""
+    back = [bytearray(size) for size in sizes]
+    loaded = driver.load(keys, back)
+    for key, size, ok, data in zip(keys, sizes, loaded, back, strict=True):
+        assert not ok or data == payload(key, size)
+    return loaded
+
+
+def store_all(driver: Any, keys: list[str], sizes: list[int]) -> bool:
+    return bool(driver.store(keys, [payload(key, size) for key, size in zip(keys, sizes, strict=True)]).ok)
+
+
+KEYS = [f"org/m@0@0@{number}" for number in range(len(SIZES))]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("mode", ["auto", "on", "off"])
+def test_every_number_of_devices_and_every_mode_gives_the_bytes_back(
+    tmp_path: Path, connect, count: int, mode: str
+) -> None:
+    options = DaemonOptions(pool_size="256MiB", pool_devices=count)
+    with running_daemon(options) as daemon:
+        driver = connect(daemon.socket_path, direct_io=mode, timeout_s=20.0)
+        assert store_all(driver, KEYS, SIZES)
+        assert driver.exists(KEYS) == [True] * len(KEYS)
+        assert check_load(driver, KEYS, SIZES) == [True] * len(KEYS)
+        counted = driver.connector.status()["transfers"]
+        assert set(counted) <= ({"direct", "bounced"} if mode == "on" else {"buffered"})
+
+
+def test_block_devices_are_used_directly_and_files_the_same_way_give_the_same_bytes(
+    tmp_path: Path, connect
+) -> None:
+    if not can_make_loop_devices():
+        pytest.fail("this test needs root and loop devices; CI has both")
+    with (
+        loop_devices(tmp_path, 2, 256) as devices,
+        running_daemon(DaemonOptions(devices=devices)) as daemon,
+    ):
+        driver = connect(daemon.socket_path, timeout_s=20.0)
+        assert store_all(driver, KEYS, SIZES)
+        assert check_load(driver, KEYS, SIZES) == [True] * len(KEYS)
+        assert set(driver.connector.status()["transfers"]) <= {"direct", "bounced"}
+        assert driver.connector.status()["devices_refusing_direct_io"] == []
+
+
+def test_what_is_stored_is_local_only(daemon: DaemonProcess, connect) -> None:
+    driver = connect(daemon.socket_path, timeout_s=20.0)
+    assert store_all(driver, ["k"], [1000])
+    with Client(daemon.socket_path, 20.0) as client:
+        (reply,) = client.exchange([GetWriteStatus(uri=UriMapping("test").uri("k"))])
+    assert isinstance(reply, WriteStatusReply)
+    assert reply.sync_status == "LOCAL_ONLY"
+
+
+def test_what_another_client_only_staged_is_a_miss_until_it_is_stored(daemon: DaemonProcess, connect) -> None:
+    driver = connect(daemon.socket_path, timeout_s=20.0)
+    with Client(daemon.socket_path, 20.0) as client:
+        client.exchange([StageWrite(uri=UriMapping("test").uri("k"), size_bytes=1000)])
+    assert driver.exists(["k"]) == [False]
+    assert check_load(driver, ["k"], [1000]) == [False]
+    assert store_all(driver, ["k"], [1000])
+    assert check_load(driver, ["k"], [1000]) == [True]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_objects_outlive_a_restart_and_the_connector_needs_none(
+    daemon: DaemonProcess, connect, crash: bool
+) -> None:
+    driver = connect(daemon.socket_path, timeout_s=20.0)
+    assert store_all(driver, KEYS, SIZES)
+    first = driver.connector.status()["daemon"]["instance_id"]
+    daemon.restart(crash=crash)
+    assert check_load(driver, KEYS, SIZES) == [True] * len(KEYS)
+    assert driver.connector.status()["daemon"]["instance_id"] != first
+    assert driver.connector.status()["loads"] == {"ok": len(KEYS)}
+
+
+def test_a_frozen_daemon_is_misses_and_then_works_again(daemon: DaemonProcess, connect) -> None:
+    driver = connect(daemon.socket_path, timeout_s=1.0, probe_interval_s=0.05)
+    assert store_all(driver, KEYS, SIZES)
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        for _ in range(20):
+            assert check_load(driver, KEYS, SIZES) == [False] * len(KEYS)
+            assert driver.exists(KEYS) == [False] * len(KEYS)
+            assert not store_all(driver, ["new"], [10])
+        assert time.monotonic() - began < 10  # one deadline, not sixty
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    until(lambda: not driver.connector.status()["daemon"]["breaker_open"])
+    assert check_load(driver, KEYS, SIZES) == [True] * len(KEYS)
+
+
+def test_crashes_under_load_give_right_bytes_or_misses_and_every_id_completes(
+    daemon: DaemonProcess, connect
+) -> None:
+    driver = connect(daemon.socket_path, timeout_s=5.0, probe_interval_s=0.05)
+    stop = threading.Event()
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        keys = [f"{number}-{each}" for each in range(len(SIZES))]
+        while not stop.is_set():
+            store_all(driver, keys, SIZES)
+            check_load(driver, keys, SIZES)
+            driver.exists(keys)
+            driver.delete(keys[:1])
+        done.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        before = driver.count("loads", "ok")
+        until(lambda before=before: driver.count("loads", "ok") > before)
+        daemon.restart(crash=True)
+    stop.set()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert sorted(done) == [0, 1, 2]
+    assert driver.connector.status()["pending"] == 0
+    assert driver.count("loads", "checksum_mismatch") == 0
+    assert store_all(driver, KEYS, SIZES)
+    assert check_load(driver, KEYS, SIZES) == [True] * len(KEYS)
+
+
+def test_a_full_pool_evicts_for_new_objects_and_what_is_loaded_is_right(connect) -> None:
+    with running_daemon(DaemonOptions(pool_size="128MiB", pool_devices=2)) as daemon:
+        driver = connect(daemon.socket_path, timeout_s=20.0)
+        keys = [f"k{number}" for number in range(60)]
+        for key in keys:
+            store_all(driver, [key], [4 * MIB])
+        loaded = check_load(driver, keys, [4 * MIB] * len(keys))
+        assert 1 <= sum(loaded) < 60
+        assert loaded == driver.exists(keys)
+
+
+class HoldingRelay:
+    """Stands between client and daemon and passes nothing on before so many requests have come."""
+
+    def __init__(self, path: str, target: str, hold: int) -> None:
+        self.bursts: list[int] = []
+        self._target, self._hold = target, hold
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        accepted, _ = self._listener.accept()
+        with accepted, socket.socket(socket.AF_UNIX) as daemon:
+            daemon.connect(self._target)
+            while burst := self._burst(accepted):
+                daemon.sendall(burst)
+                self._pass_back(daemon, accepted, burst.count(b"\n"))
+
+    def _burst(self, accepted: socket.socket) -> bytes:
+        data = b""
+        while data.count(b"\n") < (self._hold if self.bursts else 1):
+            if not (piece := accepted.recv(1 << 20)):
+                return b""
+            data += piece
+        self.bursts.append(data.count(b"\n"))
+        return data
+
+    def _pass_back(self, daemon: socket.socket, accepted: socket.socket, count: int) -> None:
+        while count > 0:
+            piece = daemon.recv(1 << 20)
+            count -= piece.count(b"\n")
+            accepted.sendall(piece)
+
+    def close(self) -> None:
+        self._listener.close()
+        self._thread.join(DEADLINE_S)
+
+
+def test_a_lookup_of_64_keys_is_one_exchange_with_the_daemon(daemon: DaemonProcess, connect) -> None:
+    keys = [f"k{number}" for number in range(64)]
+    assert store_all(connect(daemon.socket_path, timeout_s=20.0), keys, [100] * 64)
+    path = str(daemon.folder / "relay")
+    relay = HoldingRelay(path, daemon.socket_path, hold=64)
+    driver = connect(path, timeout_s=20.0)
+    assert driver.exists(keys) == [True] * 64
+    assert check_load(driver, keys, [100] * 64) == [True] * 64
+    assert relay.bursts == [1, 64, 64]  # the greeting, the lookup, the load's look
+    driver.connector.close()
+    relay.close()
+
+
+def test_a_batch_of_10000_keys(daemon: DaemonProcess, connect) -> None:
+    driver = connect(daemon.socket_path, timeout_s=25.0)
+    keys = [f"k{number}" for number in range(10_000)]
+    assert driver.exists(keys) == [False] * 10_000
+    assert store_all(driver, keys[::1000], [10] * 10)
+    assert [number for number, found in enumerate(driver.exists(keys)) if found] == list(
+        range(0, 10_000, 1000)
+    )
