@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from hypercache_daemon.core.eviction import EvictionPolicy, Lru
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from hypercache_daemon.core.eviction import EvictionPolicy, Lru
 
 KEYS = st.sampled_from([f"hypercache://k{number}" for number in range(12)])
 

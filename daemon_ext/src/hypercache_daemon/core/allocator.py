@@ -1,0 +1,241 @@
+"""Where objects lie: hands out chunks of a pool's devices and takes them back.
+
+Rules:
+1. An object is cut into chunks of 4 MiB and a rest. A chunk is cut smaller, at a multiple of 4,096 bytes,
+   only where no device in allocation has a hole for it; so `allocate` fails only where free space is short.
+2. Devices take turns: the next chunk goes to the next device, and the next object starts one device further.
+3. A device with less free space than the freest gives up turns in that proportion: half as free, half the
+   turns. So all devices fill up together, whatever their sizes and whatever was released where.
+4. Everything that changes more than one block is all or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from hypercache_protocol.fields import CHUNK_SIZE
+
+from .free_space import BLOCK_SIZE, SLOT_BLOCKS, FreeSpace
+
+ALIGNMENT = BLOCK_SIZE
+"""Every chunk starts at a multiple of this many bytes and owns a multiple of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """One chunk's place: `length` bytes at `offset` of a device.
+
+    `offset` is a multiple of 4,096; `length` is what the object holds there, 1 to 4,194,304 bytes.
+    """
+
+    device: int
+    offset: int
+    length: int
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What the chunk takes from its device: `length` rounded up to 4,096."""
+        return _blocks(self.length) * ALIGNMENT
+
+
+class Allocator:
+    """The free and the allocated space of a pool of devices.
+
+    Args:
+        capacities: each device's size in bytes; what is over a multiple of 4,096 is not used.
+        first_offset_bytes: how much of the start of each device is reserved, a multiple of 4,096.
+
+    Raises:
+        ValueError: `first_offset_bytes` is negative or not aligned.
+    """
+
+    def __init__(self, capacities: Mapping[int, int], first_offset_bytes: int) -> None:
+        if first_offset_bytes < 0 or first_offset_bytes % ALIGNMENT:
+            raise ValueError(f"first_offset_bytes: not a multiple of {ALIGNMENT}: {first_offset_bytes}")
+        self._first_block = first_offset_bytes // ALIGNMENT
+        self._devices = {
+            device: _Device(device, FreeSpace(max(0, size_bytes // ALIGNMENT - self._first_block)))
+            for device, size_bytes in sorted(capacities.items())
+        }
+        self._close_ring()
+        self._start = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Free and allocated space together; shrinks by what is free on a device that is excluded."""
+        allocated = sum(device.allocated_blocks for device in self._devices.values())
+        return allocated * ALIGNMENT + self.free_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What can be allocated now: an object fits exactly if its size, rounded up to 4,096, is not more."""
+        return sum([device.space.free_blocks for device in self._ring]) * ALIGNMENT
+
+    def allocate(self, size_bytes: int) -> tuple[Extent, ...] | None:
+        """Chunks for an object of `size_bytes`, in its order; None, and nothing is taken, if it doesn't fit.
+
+        Raises:
+            ValueError: `size_bytes` is negative.
+        """
+        if size_bytes < 0:
+            raise ValueError(f"size_bytes must not be negative, and is {size_bytes}")
+        blocks_left = _blocks(size_bytes)
+        free_blocks = [device.space.free_blocks for device in self._ring]
+        if blocks_left > sum(free_blocks):
+            return None
+        freest_blocks = max(free_blocks, default=0)
+        extents: list[Extent] = []
+        position = self._start
+        while blocks_left:
+            wanted_blocks = min(SLOT_BLOCKS, blocks_left)
+            device, block_count = self._next_turn(position, wanted_blocks, freest_blocks)
+            position = device.position + 1
+            if not extents:
+                self._start = position
+            blocks_left -= block_count
+            length = block_count * ALIGNMENT if blocks_left else size_bytes
+            size_bytes -= length
+            offset = (self._first_block + device.space.take(block_count)) * ALIGNMENT
+            extents.append(Extent(device.index, offset, length))
+        return tuple(extents)
+
+    def release(self, extents: Iterable[Extent]) -> None:
+        """Frees what `extents` cover, on excluded devices too.
+
+        Raises:
+            ValueError: a block is not allocated (it was freed before), or is none of the pool's; then nothing
+                is freed.
+        """
+        self._change_all(extents, FreeSpace.release, FreeSpace.claim, "is not allocated")
+
+    def claim(self, extents: Iterable[Extent]) -> None:
+        """Marks what `extents` cover as allocated, on excluded devices too: how a catalog is loaded again.
+
+        Raises:
+            ValueError: a block is allocated already, or is none of the pool's, or an extent is not aligned;
+                then nothing is claimed.
+        """
+        self._change_all(extents, FreeSpace.claim, FreeSpace.release, "is allocated already")
+
+    def exclude(self, device: int) -> None:
+        """Takes a device out of allocation; its chunks stay allocated until they are released.
+
+        What is free on it, or is freed later, counts neither as free nor in the total: `free_bytes` is always
+        what can be had. Allocated chunks count in the total wherever they lie.
+
+        Raises:
+            ValueError: no such device.
+        """
+        self._device(device).excluded = True
+        self._close_ring()
+
+    def include(self, device: int) -> None:
+        """Puts a device back into allocation, and what is free on it back into the free space and the total.
+
+        Raises:
+            ValueError: no such device.
+        """
+        self._device(device).excluded = False
+        self._close_ring()
+
+    def fragmentation(self) -> float:
+        """How much of the free space is too scattered for whole chunks, from 0.0 (nothing) to 1.0 (all).
+
+        Of the whole 4 MiB chunks that each device's free space could hold if it lay together, the share that
+        cannot be had in one piece. 0.0 where free space is too little for a whole chunk anyway. Excluded
+        devices don't count.
+        """
+        could_hold = sum(device.space.free_blocks // SLOT_BLOCKS for device in self._ring)
+        holds = sum(device.space.whole_slots for device in self._ring)
+        return 1 - holds / could_hold if could_hold else 0.0
+
+    def _close_ring(self) -> None:
+        self._ring = [device for device in self._devices.values() if not device.excluded]
+        for position, device in enumerate(self._ring):
+            device.position = position
+
+    def _next_turn(self, position: int, wanted_blocks: int, freest_blocks: int) -> tuple[_Device, int]:
+        """The device, from `position` on, whose turn the next piece is, and how many blocks it gives."""
+        device = self._ring[position % len(self._ring)]
+        if device.debt_blocks >= SLOT_BLOCKS or device.space.largest_hole < wanted_blocks:
+            ring = self._ring[device.position :] + self._ring[: device.position]
+            wanted_blocks = min(wanted_blocks, max(device.space.largest_hole for device in ring))
+            able = [device for device in ring if device.space.largest_hole >= wanted_blocks]
+            freest_blocks = max(device.space.free_blocks for device in able)
+            device = next(device for device in able if not device.sits_out(wanted_blocks, freest_blocks))
+        device.charge(wanted_blocks, freest_blocks)
+        return device, wanted_blocks
+
+    def _change_all(self, extents: Iterable[Extent], change: _Change, undo: _Change, refusal: str) -> None:
+        pieces: list[_Piece] = []
+        for extent in extents:
+            pieces += self._pieces(extent)
+        for done, (device, slot, first, end) in enumerate(pieces):
+            if change(device.space, slot, first, end):
+                continue
+            for undone, *piece in pieces[:done]:
+                undo(undone.space, *piece)
+            offset = (self._first_block + slot * SLOT_BLOCKS + first) * ALIGNMENT
+            size_bytes = (end - first) * ALIGNMENT
+            raise ValueError(f"device {device.index}, {size_bytes} bytes at {offset}: a block {refusal}")
+
+    def _pieces(self, extent: Extent) -> tuple[_Piece, ...]:
+        """An extent cut at the slots' edges: chunks made with another first offset may lie across one."""
+        length = extent.length
+        block, misaligned = divmod(extent.offset, ALIGNMENT)
+        if misaligned or not 0 < length <= CHUNK_SIZE:
+            raise ValueError(f"{extent}: not 1 to {CHUNK_SIZE} bytes at a multiple of {ALIGNMENT}")
+        block -= self._first_block
+        device = self._device(extent.device)
+        slot, first = divmod(block, SLOT_BLOCKS)
+        end = first - (-length // ALIGNMENT)
+        if block < 0 or slot * SLOT_BLOCKS + end > device.space.block_count:
+            raise ValueError(f"{extent}: outside of the device's usable space")
+        if end <= SLOT_BLOCKS:
+            return ((device, slot, first, end),)
+        return (device, slot, first, SLOT_BLOCKS), (device, slot + 1, 0, end - SLOT_BLOCKS)
+
+    def _device(self, device: int) -> _Device:
+        try:
+            return self._devices[device]
+        except KeyError:
+            raise ValueError(f"the pool has no device {device}") from None
+
+
+@dataclass(slots=True)
+class _Device:
+    """A device and its place in the ring; `debt_blocks` is what it has taken beyond its share."""
+
+    index: int
+    space: FreeSpace
+    position: int = 0
+    debt_blocks: int = 0
+    excluded: bool = False
+
+    @property
+    def allocated_blocks(self) -> int:
+        return self.space.block_count - self.space.free_blocks
+
+    def sits_out(self, block_count: int, freest_blocks: int) -> bool:
+        """Whether it gives up this turn to pay off its debt; the freest device never does."""
+        free_blocks = self.space.free_blocks
+        if self.debt_blocks < SLOT_BLOCKS or free_blocks == freest_blocks:
+            return False
+        self.debt_blocks -= block_count * free_blocks // freest_blocks
+        return True
+
+    def charge(self, block_count: int, freest_blocks: int) -> None:
+        """Adds what a piece is over the device's share; the freest device has no debt."""
+        short_blocks = freest_blocks - self.space.free_blocks
+        self.debt_blocks = (
+            self.debt_blocks + block_count * short_blocks // freest_blocks if short_blocks else 0
+        )
+
+
+_Change = Callable[[FreeSpace, int, int, int], bool]
+_Piece = tuple[_Device, int, int, int]
+
+
+def _blocks(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT)
