@@ -1,0 +1,23 @@
+"""Shared by the daemon's tests: async tests run under Trio, and folders short enough for a socket."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytest_trio.enable_trio_mode import *  # noqa: F403 - this is how pytest-trio is told
+
+# Test files are imported one by one, so what they share needs a place on the path.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A new folder whose path leaves room for a socket's name in the 107 bytes that one may have."""
+    folder = Path(tempfile.mkdtemp(prefix="hc", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

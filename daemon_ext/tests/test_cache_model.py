@@ -1,0 +1,479 @@
+"""The cache against a model that is too simple to be wrong: lists of who owns which blocks.
+
+After every step: free + used + staged + quarantined == total, no block has two owners, every figure is what
+the lists add up to, and the policy knows exactly the objects that may be evicted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from hypercache_daemon.core.allocator import Allocator, Extent
+from hypercache_daemon.core.cache import Cache, NotStaged, StageOptions, Times
+from hypercache_daemon.core.eviction import Lru
+from hypercache_daemon.core.objects import Hold, NoSpace, StagedWrite, StoredObject
+from hypercache_daemon.core.pool import Pool
+from hypercache_daemon.core.ram import RamAllocator
+from hypercache_protocol.fields import CHUNK_SIZE, Tier
+from hypercache_protocol.states import StateEvent, SyncStatus
+
+PAGE = 4096
+MIB = 1 << 20
+DEVICES = {0: 9 * MIB, 1: 6 * MIB}
+FIRST_OFFSET = MIB
+RAM_BYTES = 7 * MIB
+SHARE = 0.25
+TIMES = Times(quarantine_s=10.0, stage_expiry_s=100.0)
+OPTIONS = StageOptions(auto_flush=True, write_through=False, pinned=False)
+
+URIS = st.sampled_from(["a", "b", "c", "d"])
+TIERS = st.sampled_from(Tier)
+SIZES = st.one_of(
+    st.sampled_from([0, 1, PAGE, PAGE + 1, CHUNK_SIZE, CHUNK_SIZE + 1]), st.integers(0, 6 * MIB)
+)
+CONNECTIONS = st.sampled_from([1, 2, None])
+
+
+def pages(extents: Iterable[Extent]) -> int:
+    """Bytes that the extents take, by an addition of our own."""
+    return sum(-(-extent.length // PAGE) * PAGE for extent in extents)
+
+
+def rounded(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE) * PAGE
+
+
+@dataclass
+class Write:
+    """A staged write as the model sees it."""
+
+    staged: StagedWrite
+    extents: list[Extent]
+    size_bytes: int
+    touched_at: float
+    overtaken: bool = False
+
+
+@dataclass
+class TierModel:
+    """Owners of one tier's blocks."""
+
+    total_bytes: int
+    limit_bytes: int
+    retired: list[Hold] = field(default_factory=list)
+    writers: list[Hold] = field(default_factory=list)
+    parked: dict[int, Hold] = field(default_factory=dict)
+
+    def holds(self) -> list[Hold]:
+        return [*self.retired, *self.writers, *self.parked.values()]
+
+    def due(self, now: float) -> list[Hold]:
+        """Takes out and returns what ends now."""
+        ended = [hold for hold in self.writers if hold.release_at <= now]
+        self.writers = [hold for hold in self.writers if hold.release_at > now]
+        while self.retired and (
+            self.retired[0].release_at <= now
+            or sum(pages(hold.extents) for hold in self.retired) > self.limit_bytes
+        ):
+            ended.append(self.retired.pop(0))
+        return ended
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Random requests; the rules do what the daemon does, in the order in which it does it."""
+
+    @initialize()
+    def start(self) -> None:
+        self.now = 1000.0
+        self.epoch = 1
+        self.objects: dict[str, StoredObject] = {}
+        self.writes: list[Write] = []
+        self.reading: list[StoredObject] = []
+        self.newest_generation = 0
+        self.stage_ids: set[str] = set()
+        self.tiers = {
+            Tier.NVME: TierModel(sum(DEVICES.values()) - 2 * FIRST_OFFSET, 0),
+            Tier.RAM: TierModel(RAM_BYTES, 0),
+        }
+        for tier in self.tiers.values():
+            tier.limit_bytes = int(tier.total_bytes * SHARE)
+        self.cache = self.new_cache()
+
+    def new_cache(self) -> Cache:
+        pools = {
+            Tier.NVME: Pool(Tier.NVME, Allocator(DEVICES, FIRST_OFFSET), Lru(), SHARE),
+            Tier.RAM: Pool(Tier.RAM, RamAllocator(RAM_BYTES, self.epoch << 40), Lru(), SHARE),
+        }
+        return Cache(pools, self.epoch, TIMES)
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    @rule(uri=URIS, size=SIZES, tier=TIERS, connection=CONNECTIONS, pinned=st.booleans())
+    def stage(self, uri: str, size: int, tier: Tier, connection: int | None, pinned: bool) -> None:
+        free_bytes = self.free_bytes(tier)
+        staged = self.cache.stage(uri, size, tier, connection, replace(OPTIONS, pinned=pinned), self.now)
+        if rounded(size) > free_bytes:
+            self.check_no_space(staged, size, tier)
+            return
+        assert isinstance(staged, StagedWrite)
+        assert staged.stage_id not in self.stage_ids
+        self.stage_ids.add(staged.stage_id)
+        self.check_granted(staged.extents, size)
+        self.writes.append(Write(staged, list(staged.extents), size, self.now))
+
+    @precondition(lambda self: self.writes)
+    @rule(data=st.data(), size=SIZES)
+    def append(self, data: st.DataObject, size: int) -> None:
+        write = self.pick(data, self.writes)
+        tier = write.staged.tier
+        free_bytes = self.free_bytes(tier)
+        extents = self.cache.append(write.staged, size, self.now)
+        if rounded(size) > free_bytes:
+            self.check_no_space(extents, size, tier)
+            return
+        assert isinstance(extents, tuple)
+        self.check_granted(extents, size)
+        if data.draw(st.booleans(), "the catalog refuses it"):
+            self.cache.undo_append(write.staged, extents)
+            write.touched_at = self.now
+            return
+        write.extents += extents
+        write.size_bytes += size
+        write.touched_at = self.now
+
+    @precondition(lambda self: self.writes)
+    @rule(data=st.data())
+    def stage_is_taken_back(self, data: st.DataObject) -> None:
+        write = self.pick(data, self.writes)
+        self.writes.remove(write)
+        self.cache.undo_stage(write.staged)
+
+    @precondition(lambda self: self.writes)
+    @rule(data=st.data(), quarantine_s=st.sampled_from([0.0, 10.0, 100.0]))
+    def discard(self, data: st.DataObject, quarantine_s: float) -> None:
+        write = self.pick(data, self.writes)
+        self.drop(write, quarantine_s)
+
+    def drop(self, write: Write, quarantine_s: float) -> None:
+        self.writes.remove(write)
+        hold = self.cache.discard(write.staged, self.now, quarantine_s)
+        expected = Hold(
+            write.staged.stage_id,
+            write.staged.tier,
+            tuple(write.extents),
+            self.now + quarantine_s,
+            shortenable=False,
+        )
+        assert hold == expected
+        self.tiers[hold.tier].writers.append(hold)
+
+    @rule(uri=URIS, connection=CONNECTIONS)
+    def find_staged(self, uri: str, connection: int | None) -> None:
+        mine = [w for w in self.writes if w.staged.uri == uri and w.staged.connection_id is not None]
+        own = [w for w in mine if w.staged.connection_id == connection]
+        found = self.cache.find_staged(uri, -1 if connection is None else connection, None)
+        if mine:
+            assert found is (own or mine)[-1].staged
+        else:
+            assert found == NotStaged(uri, stale=False)
+        newest = self.cache.newest_staged(uri)
+        assert newest is (mine[-1].staged if mine else None)
+
+    @precondition(lambda self: self.stage_ids)
+    @rule(data=st.data(), uri=URIS)
+    def find_staged_by_id(self, data: st.DataObject, uri: str) -> None:
+        stage_id = self.pick(data, sorted(self.stage_ids))
+        found = self.cache.find_staged(uri, 1, stage_id)
+        fits = [
+            w.staged
+            for w in self.writes
+            if w.staged.stage_id == stage_id and w.staged.uri == uri and w.staged.connection_id is not None
+        ]
+        assert found is fits[0] if fits else found == NotStaged(uri, stale=True)
+
+    @rule(seconds=st.sampled_from([1.0, 10.0, 60.0, 100.0]), busy=st.booleans())
+    def wait_and_expire(self, seconds: float, busy: bool) -> None:
+        self.now += seconds
+        if busy and self.writes:
+            self.writes[0].staged.busy = True
+        old = [
+            w
+            for w in self.writes
+            if w.touched_at <= self.now - TIMES.stage_expiry_s
+            and w.staged.connection_id is not None
+            and not w.staged.busy
+        ]
+        assert self.cache.expired(self.now) == [w.staged for w in old]
+        for write in old:
+            self.drop(write, TIMES.quarantine_s)
+        for write in self.writes:
+            write.staged.busy = False
+
+    # -- objects -----------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.writes)
+    @rule(
+        data=st.data(),
+        event=st.sampled_from([StateEvent.COMMIT, StateEvent.COMMIT_LOCAL_ONLY, StateEvent.INGESTED]),
+        with_checksums=st.booleans(),
+    )
+    def commit(self, data: st.DataObject, event: StateEvent, with_checksums: bool) -> None:
+        write = self.pick(data, self.writes)
+        staged = write.staged
+        before = self.objects.get(staged.uri)
+        checksums = tuple(range(len(write.extents))) if with_checksums else None
+        stored = self.cache.plan_commit(staged, event, checksums=checksums, sha256="f" * 64)
+        assert self.cache.get(staged.uri) is before, "a plan changes nothing"
+        assert stored.extents == tuple(write.extents)
+        assert (stored.uri, stored.size_bytes, stored.tier) == (staged.uri, write.size_bytes, staged.tier)
+        assert stored.checksums == checksums
+        assert stored.pinned == (staged.pinned or (before is not None and before.pinned))
+        assert stored.generation > self.newest_generation
+        self.newest_generation = stored.generation
+        hold = self.cache.apply_commit(staged, stored, self.now)
+        self.writes.remove(write)
+        for other in self.writes:
+            other.overtaken |= other.staged.uri == staged.uri and other.staged.connection_id is None
+        self.retire(before, hold)
+        self.objects[staged.uri] = stored
+        assert self.cache.get(staged.uri) is stored
+
+    @rule(uri=URIS)
+    def remove(self, uri: str) -> None:
+        before = self.objects.pop(uri, None)
+        self.retire(before, self.cache.apply_remove(uri, self.now))
+        assert self.cache.get(uri) is None
+
+    def retire(self, before: StoredObject | None, hold: Hold | None) -> None:
+        if before is None:
+            assert hold is None
+            return
+        assert hold == Hold(
+            f"{before.generation:x}", before.tier, before.extents, self.now + 10.0, shortenable=True
+        )
+        assert hold == self.cache.plan_hold(before, self.now)
+        tier = self.tiers[before.tier]
+        if before.generation in [stored.generation for stored in self.reading]:
+            tier.parked[before.generation] = hold
+        else:
+            tier.retired.append(hold)
+
+    @rule(uri=URIS, pinned=st.booleans())
+    def pin(self, uri: str, pinned: bool) -> None:
+        if uri in self.objects:
+            self.change(replace(self.objects[uri], pinned=pinned))
+
+    @rule(
+        uri=URIS,
+        event=st.sampled_from(
+            [StateEvent.UPLOAD_STARTED, StateEvent.UPLOAD_CONFIRMED, StateEvent.UPLOAD_FAILED]
+        ),
+    )
+    def upload(self, uri: str, event: StateEvent) -> None:
+        allowed = {
+            (SyncStatus.COMMITTED, StateEvent.UPLOAD_STARTED): SyncStatus.SYNCING_BACKEND,
+            (SyncStatus.SYNCING_BACKEND, StateEvent.UPLOAD_CONFIRMED): SyncStatus.SYNCED_BACKEND,
+            (SyncStatus.SYNCING_BACKEND, StateEvent.UPLOAD_FAILED): SyncStatus.COMMITTED,
+        }
+        stored = self.objects.get(uri)
+        if stored is not None and (stored.state, event) in allowed:
+            changed = self.cache.changed(stored, event)
+            assert changed == replace(stored, state=allowed[stored.state, event])
+            self.change(changed)
+
+    def change(self, changed: StoredObject) -> None:
+        self.cache.apply_change(changed)
+        self.objects[changed.uri] = changed
+
+    @rule(uris=st.lists(URIS, max_size=5))
+    def locate(self, uris: list[str]) -> None:
+        assert self.cache.locate(uris) == [self.objects.get(uri) for uri in uris]
+
+    @rule(tier=TIERS, size=SIZES, locked=st.sets(URIS, max_size=1))
+    def make_room(self, tier: Tier, size: int, locked: set[str]) -> None:
+        pool, model = self.cache.pools[tier], self.tiers[tier]
+        evictable = self.evictable(tier)
+        evictable_bytes = sum(pages(stored.extents) for stored in evictable)
+        free_bytes = self.free_bytes(tier)
+        retired_bytes = sum(pages(hold.extents) for hold in model.retired)
+        can = rounded(size) <= free_bytes + evictable_bytes + retired_bytes
+        assert pool.could_hold(size) == can
+        missing_bytes = pool.missing_bytes(size)
+        if free_bytes >= rounded(size):
+            assert missing_bytes == 0
+            return
+        victims = self.cache.victims(tier, missing_bytes, lambda uri: uri not in locked)
+        assert set(victims) <= {stored for stored in evictable if stored.uri not in locked}
+        assert len(set(victims)) == len(victims)
+        freed_bytes = sum(pages(stored.extents) for stored in victims)
+        if freed_bytes < missing_bytes:
+            assert set(victims) == {stored for stored in evictable if stored.uri not in locked}
+        elif victims:
+            assert freed_bytes - pages(victims[-1].extents) < missing_bytes, "one victim too many"
+        read = {stored.generation for stored in self.reading}
+        for stored in victims:
+            self.remove(stored.uri)
+        self.release_due()
+        if freed_bytes >= missing_bytes and not read.intersection(v.generation for v in victims):
+            assert self.free_bytes(tier) >= rounded(size)
+
+    # -- blocks that rest --------------------------------------------------------------------------------
+
+    @rule()
+    def release_due(self) -> None:
+        expected = [hold for tier in self.tiers.values() for hold in tier.due(self.now)]
+        assert Counter(self.cache.release_due(self.now)) == Counter(expected)
+
+    @precondition(lambda self: self.objects)
+    @rule(data=st.data())
+    def begin_reading(self, data: st.DataObject) -> None:
+        stored = self.pick(data, list(self.objects.values()))
+        self.cache.begin_reading(stored)
+        self.reading.append(stored)
+
+    @precondition(lambda self: self.reading)
+    @rule(data=st.data())
+    def end_reading(self, data: st.DataObject) -> None:
+        stored = self.pick(data, self.reading)
+        self.reading.remove(stored)
+        self.cache.end_reading(stored)
+        if stored.generation not in [other.generation for other in self.reading]:
+            tier = self.tiers[stored.tier]
+            hold = tier.parked.pop(stored.generation, None)
+            if hold is not None:
+                tier.retired.append(hold)
+
+    @rule()
+    def restart(self) -> None:
+        """All objects come back, and every block that somebody may still use is held."""
+        self.epoch += 1
+        self.cache = self.new_cache()
+        for stored in self.objects.values():
+            self.cache.load(stored)
+        for tier in self.tiers.values():
+            tier.retired += tier.parked.values()
+            tier.parked.clear()
+        for write in self.writes:
+            staged = write.staged
+            hold = Hold(
+                staged.stage_id, staged.tier, tuple(write.extents), self.now + 100.0, shortenable=False
+            )
+            self.tiers[staged.tier].writers.append(hold)
+        self.writes.clear()
+        self.reading.clear()
+        for tier in self.tiers.values():
+            for hold in tier.holds():
+                self.cache.load_hold(hold)
+
+    # -- what always holds -------------------------------------------------------------------------------
+
+    @invariant()
+    def figures_add_up(self) -> None:
+        for tier, pool in self.cache.pools.items():
+            usage = pool.usage()
+            model = self.tiers[tier]
+            objects = [stored for stored in self.objects.values() if stored.tier is tier]
+            assert usage.total_bytes == model.total_bytes
+            assert usage.used_bytes == sum(pages(stored.extents) for stored in objects)
+            assert usage.staged_bytes == self.staged_bytes(tier)
+            assert usage.quarantined_bytes == sum(pages(hold.extents) for hold in model.holds())
+            assert usage.free_bytes == self.free_bytes(tier)
+            assert (
+                usage.free_bytes + usage.used_bytes + usage.staged_bytes + usage.quarantined_bytes
+                == usage.total_bytes
+            )
+
+    @invariant()
+    def kinds_are_counted(self) -> None:
+        for tier, pool in self.cache.pools.items():
+            objects = [stored for stored in self.objects.values() if stored.tier is tier]
+            dirty = (SyncStatus.COMMITTED, SyncStatus.SYNCING_BACKEND)
+            assert pool.pinned_bytes == sum(pages(stored.extents) for stored in objects if stored.pinned)
+            assert pool.dirty_bytes == sum(
+                pages(stored.extents) for stored in objects if stored.state in dirty
+            )
+            assert pool.evictable_bytes == sum(pages(stored.extents) for stored in self.evictable(tier))
+        states = Counter(stored.state for stored in self.objects.values())
+        expected = {state: states[state] for state in SyncStatus} | {SyncStatus.STAGED: len(self.writes)}
+        assert self.cache.counts() == expected
+        assert len(self.cache) == len(self.objects)
+
+    @invariant()
+    def no_block_has_two_owners(self) -> None:
+        owned = [
+            (tier, extent.device, extent.offset, extent.offset + pages([extent]))
+            for tier, extents in self.owners()
+            for extent in extents
+        ]
+        owned.sort(key=lambda item: (item[0].value, *item[1:]))
+        for (tier, device, _, end), (next_tier, next_device, start, _) in pairwise(owned):
+            assert (tier, device) != (next_tier, next_device) or end <= start, "two owners"
+
+    @invariant()
+    def the_policy_knows_the_evictable_and_no_others(self) -> None:
+        for tier, pool in self.cache.pools.items():
+            known = list(pool.policy.victims())
+            assert sorted(known) == sorted(stored.uri for stored in self.evictable(tier))
+
+    @invariant()
+    def objects_and_writes_are_what_was_made_of_them(self) -> None:
+        assert {stored.uri: stored for stored in self.cache.objects()} == self.objects
+        for write in self.writes:
+            assert write.staged.extents == write.extents
+            assert write.staged.size_bytes == write.size_bytes
+            assert write.staged.overtaken == write.overtaken
+
+    # -- inside ------------------------------------------------------------------------------------------
+
+    def pick(self, data: st.DataObject, things: Sequence[object]) -> object:
+        return things[data.draw(st.integers(0, len(things) - 1))]
+
+    def owners(self) -> Iterable[tuple[Tier, Sequence[Extent]]]:
+        yield from ((stored.tier, stored.extents) for stored in self.objects.values())
+        yield from ((write.staged.tier, write.extents) for write in self.writes)
+        for tier, model in self.tiers.items():
+            yield from ((tier, hold.extents) for hold in model.holds())
+
+    def staged_bytes(self, tier: Tier) -> int:
+        return sum(pages(write.extents) for write in self.writes if write.staged.tier is tier)
+
+    def free_bytes(self, tier: Tier) -> int:
+        taken = sum(pages(extents) for owner, extents in self.owners() if owner is tier)
+        return self.tiers[tier].total_bytes - taken
+
+    def evictable(self, tier: Tier) -> list[StoredObject]:
+        may = (SyncStatus.SYNCED_BACKEND, SyncStatus.LOCAL_ONLY)
+        return [o for o in self.objects.values() if o.tier is tier and o.state in may and not o.pinned]
+
+    def check_granted(self, extents: Sequence[Extent], size: int) -> None:
+        assert sum(extent.length for extent in extents) == size
+        assert all(0 < extent.length <= CHUNK_SIZE for extent in extents)
+
+    def check_no_space(self, report: object, size: int, tier: Tier) -> None:
+        pool = self.cache.pools[tier]
+        assert report == NoSpace(
+            size,
+            tier,
+            self.tiers[tier].total_bytes,
+            self.free_bytes(tier),
+            self.staged_bytes(tier),
+            sum(pages(hold.extents) for hold in self.tiers[tier].holds()),
+            pool.pinned_bytes,
+            pool.dirty_bytes,
+        )
+
+
+CacheMachine.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestCacheAgainstItsModel = CacheMachine.TestCase

@@ -1,0 +1,504 @@
+"""The catalog on real files: what comes back, what is refused, and what a failed transaction leaves."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypercache_daemon.catalog import SCHEMA_VERSION, Catalog, CatalogError
+from hypercache_daemon.catalog_rows import AddHold, Delete, DropHold, Put
+from hypercache_daemon.core.allocator import Extent
+from hypercache_daemon.core.objects import StoredObject
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import SyncStatus
+
+POOL = "p" * 32
+WAY_OUT = "--format"
+
+
+@contextmanager
+def made(pool_id: str = POOL) -> Iterator[Path]:
+    """The path of a new, empty catalog."""
+    folder = Path(tempfile.mkdtemp(prefix="hc", dir="/dev/shm"))  # where a sync costs nothing
+    try:
+        Catalog.create(folder / "c.sqlite", pool_id, replace=False)
+        yield folder / "c.sqlite"
+    finally:
+        shutil.rmtree(folder)
+
+
+@asynccontextmanager
+async def running(path: Path) -> AsyncIterator[Catalog]:
+    catalog = Catalog.open(path, POOL)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(catalog.run)
+        yield catalog
+        nursery.cancel_scope.cancel()
+
+
+def read(path: Path, pool_id: str = POOL) -> tuple[list[StoredObject], list[AddHold]]:
+    """What a new start finds."""
+    with closing(Catalog.open(path, pool_id)) as catalog:
+        return list(catalog.objects()), sorted(catalog.holds(), key=lambda hold: (hold.hold_id, hold.part))
+
+
+def an_object(uri: str = "u", generation: int = 1, **fields: object) -> StoredObject:
+    values: dict[str, object] = {
+        "tier": Tier.NVME,
+        "size_bytes": 5,
+        "extents": (Extent(0, 4096, 5),),
+        "checksums": None,
+        "state": SyncStatus.LOCAL_ONLY,
+    }
+    return StoredObject(uri=uri, generation=generation, **{**values, **fields})
+
+
+def many(count: int) -> list[StoredObject]:
+    return [
+        an_object(f"hypercache://object/{i:04}", i + 1, extents=(Extent(i % 4, 4096 * i, 5),))
+        for i in range(count)
+    ]
+
+
+def filled(path: Path, objects: Sequence[StoredObject]) -> None:
+    async def write() -> None:
+        async with running(path) as catalog:
+            await catalog.write([Put(stored) for stored in objects])
+
+    trio.run(write)
+
+
+# -- what comes back -----------------------------------------------------------------------------------
+
+EXTENTS = st.lists(
+    st.builds(Extent, st.integers(0, 2**64 - 1), st.integers(0, 2**62), st.integers(1, 4 << 20)), max_size=5
+).map(tuple)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
+OBJECTS = st.builds(
+    StoredObject,
+    TEXT,
+    st.sampled_from(Tier),
+    st.integers(0, 2**46),
+    EXTENTS,
+    st.none() | st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple),
+    st.integers(0, 2**63 - 1),
+    st.sampled_from([state for state in SyncStatus if state is not SyncStatus.STAGED]),
+    st.booleans(),
+    st.none() | st.text("0123456789abcdef", min_size=64, max_size=64),
+    st.booleans(),
+)
+HOLDS = st.builds(
+    AddHold, TEXT, st.sampled_from(Tier), EXTENTS, writer=st.booleans(), part=st.integers(0, 1000)
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(OBJECTS, max_size=8, unique_by=lambda stored: stored.uri),
+    st.lists(HOLDS, max_size=8, unique_by=lambda hold: (hold.hold_id, hold.part)),
+)
+def test_every_field_comes_back_after_a_restart(objects: list[StoredObject], holds: list[AddHold]) -> None:
+    async def write() -> None:
+        async with running(path) as catalog:
+            await catalog.write([*(Put(stored) for stored in objects), *holds])
+
+    with made() as path:
+        trio.run(write)
+        found, found_holds = read(path)
+    assert sorted(found, key=lambda stored: stored.uri) == sorted(objects, key=lambda stored: stored.uri)
+    assert found_holds == sorted(holds, key=lambda hold: (hold.hold_id, hold.part))
+
+
+async def test_objects_come_back_in_the_order_of_their_commits() -> None:
+    generations = [5, 1, 9, 3]
+    with made() as path:
+        async with running(path) as catalog:
+            for generation in generations:
+                await catalog.write([Put(an_object(f"u{generation}", generation))])
+        objects, _ = read(path)
+    assert [stored.generation for stored in objects] == sorted(generations)
+
+
+async def test_an_object_is_replaced_and_forgotten_by_its_uri() -> None:
+    with made() as path:
+        async with running(path) as catalog:
+            await catalog.write([Put(an_object("a", 1)), Put(an_object("b", 2))])
+            await catalog.write([Put(an_object("a", 3)), Delete("b")])
+        objects, _ = read(path)
+    assert objects == [an_object("a", 3)]
+
+
+async def test_dropping_a_hold_drops_all_its_parts() -> None:
+    parts = [AddHold("h", Tier.NVME, (Extent(0, 0, 1),), writer=True, part=part) for part in range(3)]
+    other = AddHold("i", Tier.NVME, (), writer=False)
+    with made() as path:
+        async with running(path) as catalog:
+            await catalog.write([*parts, other])
+            await catalog.write([DropHold("h")])
+        _, holds = read(path)
+    assert holds == [other]
+
+
+def test_the_epoch_grows_with_each_start() -> None:
+    with made() as path:
+        epochs = []
+        for _ in range(4):
+            with closing(Catalog.open(path, POOL)) as catalog:
+                epochs.append(catalog.epoch)
+    assert epochs == [1, 2, 3, 4]
+
+
+# -- transactions --------------------------------------------------------------------------------------
+
+
+async def test_64_writers_at_once_share_few_transactions() -> None:
+    with made() as path:
+        async with running(path) as catalog:
+            async with trio.open_nursery() as writers:
+                for number in range(64):
+                    writers.start_soon(catalog.write, [Put(an_object(f"u{number}", number))])
+            assert catalog.transactions <= 3
+        objects, _ = read(path)
+    assert len(objects) == 64
+
+
+async def test_writes_and_posts_take_effect_in_the_order_in_which_they_were_handed_in() -> None:
+    with made() as path:
+        async with running(path) as catalog, trio.open_nursery() as writers:
+            for generation in range(1, 200):
+                change = [Put(an_object("u", generation))]
+                if generation % 3:
+                    catalog.post(change)
+                else:
+                    writers.start_soon(catalog.write, change)
+                    await trio.testing.wait_all_tasks_blocked()
+        objects, _ = read(path)
+    assert objects == [an_object("u", 199)]
+
+
+async def test_a_post_before_a_write_is_as_durable_as_the_write() -> None:
+    with made() as path:
+        async with running(path) as catalog:
+            catalog.post([Put(an_object("posted", 1))])
+            await catalog.write([Put(an_object("written", 2))])
+            image = crash_image(path)
+        assert {stored.uri for stored in read(image)[0]} == {"posted", "written"}
+
+
+async def test_a_failed_transaction_fails_its_writers_and_keeps_what_was_posted() -> None:
+    with made() as path:
+        async with running(path) as catalog:
+            await catalog.write([Put(an_object("before", 1))])
+            with no_file_may_grow():
+                catalog.post([Put(an_object("posted", 2))])
+                async with trio.open_nursery() as writers:
+                    for number in range(3):
+                        writers.start_soon(fails, catalog, [Put(big(f"refused{number}", 10 + number))])
+            await catalog.write([Put(an_object("after", 3))])
+        objects, _ = read(path)
+    assert [stored.uri for stored in objects] == ["before", "posted", "after"]
+
+
+async def test_what_was_posted_alone_and_failed_goes_before_the_next_write() -> None:
+    with made() as path:
+        async with running(path) as catalog:
+            with no_file_may_grow():
+                catalog.post([Put(big("u", 1))])
+                await fails(catalog, [Put(an_object("refused", 2))])
+            await catalog.write([Delete("u")])
+        assert read(path)[0] == []
+
+
+async def test_what_waits_when_the_daemon_stops_is_written() -> None:
+    with made() as path:
+        async with trio.open_nursery() as writers, running(path) as catalog:
+            for number in range(5):
+                writers.start_soon(catalog.write, [Put(an_object(f"u{number}", number))])
+            await trio.testing.wait_all_tasks_blocked()
+            catalog.post([Put(an_object("last", 9))])
+        objects, _ = read(path)
+    assert len(objects) == 6
+
+
+async def test_a_write_after_the_end_fails_instead_of_waiting_for_ever() -> None:
+    with made() as path:
+        async with running(path) as catalog:
+            pass
+        with trio.fail_after(5), pytest.raises(CatalogError, match="stopping"):
+            await catalog.write([Put(an_object())])
+
+
+async def test_a_fault_in_a_transaction_reaches_those_who_wait_for_it() -> None:
+    too_large = an_object(generation=1 << 70)  # no SQLite integer: a fault of the caller, not of the disk
+    with made() as path:
+        catalog = Catalog.open(path, POOL)
+        with pytest.RaisesGroup(OverflowError, flatten_subgroups=True):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(catalog.run)
+                with trio.fail_after(5), trio.CancelScope(shield=True), pytest.raises(CatalogError):
+                    await catalog.write([Put(too_large)])
+
+
+async def fails(catalog: Catalog, changes: Sequence[Put]) -> None:
+    with pytest.raises(CatalogError, match="could not be written"):
+        await catalog.write(changes)
+
+
+def big(uri: str, generation: int) -> StoredObject:
+    """An object whose row is larger than any page that the file may have left."""
+    return an_object(uri, generation, checksums=tuple(range(100_000)))
+
+
+@contextmanager
+def no_file_may_grow() -> Iterator[None]:
+    """As on a full file system: every write beyond the first 16 KiB of a file fails in the kernel."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16 * 1024, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# -- crashes -------------------------------------------------------------------------------------------
+
+
+def crash_image(path: Path) -> Path:
+    """The files as a crash at this instant would leave them."""
+    folder = path.parent / "image"
+    folder.mkdir()
+    for name in (path.name, f"{path.name}-wal"):
+        shutil.copy(path.with_name(name), folder / name)
+    return folder / path.name
+
+
+async def test_a_log_that_was_cut_anywhere_gives_the_state_after_some_transaction() -> None:
+    with made() as path:
+        async with running(path) as catalog:
+            for number in range(12):
+                await catalog.write([Put(an_object("a", number)), Put(an_object("b", number))])
+            image = crash_image(path)
+        log = image.with_name(f"{image.name}-wal")
+        whole, database = log.read_bytes(), image.read_bytes()
+        seen = []
+        for length in [*range(0, len(whole), 1021), len(whole)]:
+            image.write_bytes(database)
+            log.write_bytes(whole[:length])
+            objects, _ = read(image)
+            assert len({stored.generation for stored in objects}) <= 1, "half a transaction"
+            seen.append(objects[0].generation if objects else -1)
+    assert seen == sorted(seen)
+    assert set(seen) == set(range(-1, 12))
+
+
+# -- what is refused -----------------------------------------------------------------------------------
+
+
+def refusal(path: Path, pool_id: str = POOL) -> str:
+    """Why the catalog is refused, be it at once or while it is read."""
+    with pytest.raises(CatalogError) as caught:
+        read(path, pool_id)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_missing_catalog_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    sentence = refusal(tmp_path / "c.sqlite")
+    assert "missing" in sentence
+    assert "--state-dir" in sentence
+    assert WAY_OUT in sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("left", [0, 1, 15, 16, 100, 4096, 8192, 0.5, 0.9])
+def test_a_catalog_that_was_cut_off_is_refused_and_left_as_it_is(left: float) -> None:
+    with made() as path:
+        filled(path, many(300))
+        whole = path.read_bytes()
+        cut = whole[: left if isinstance(left, int) else int(len(whole) * left)]
+        path.write_bytes(cut)
+        sentence = refusal(path)
+        assert WAY_OUT in sentence
+        assert path.read_bytes() == cut
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_a_changed_byte_is_noticed_or_of_no_account(data: st.DataObject) -> None:
+    image = bytearray(DAMAGE_IMAGE)
+    for _ in range(data.draw(st.integers(1, 3))):
+        position = data.draw(st.integers(0, len(image) - 1))
+        image[position] ^= data.draw(st.integers(1, 255))
+    with made() as path:
+        path.write_bytes(image)
+        with suppress(CatalogError):
+            assert read(path) == (many(40), DAMAGE_HOLDS)
+
+
+DAMAGE_HOLDS = [
+    AddHold(f"{i:02x}", Tier.NVME, (Extent(1, i << 20, 4096),), writer=bool(i % 2)) for i in range(20)
+]
+
+
+def _damage_image() -> bytes:
+    async def write() -> None:
+        async with running(path) as catalog:
+            await catalog.write([*(Put(stored) for stored in many(40)), *DAMAGE_HOLDS])
+
+    with made() as path:
+        trio.run(write)
+        return path.read_bytes()
+
+
+DAMAGE_IMAGE = _damage_image()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE objects SET extents=(SELECT extents FROM objects WHERE generation=1) WHERE generation=2",
+        "UPDATE objects SET size_bytes=6 WHERE generation=2",
+        "UPDATE objects SET state='SYNCED_BACKEND' WHERE generation=2",
+        "UPDATE objects SET state='UNHEARD_OF' WHERE generation=2",
+        "UPDATE objects SET extents='text' WHERE generation=2",
+        "UPDATE objects SET crc=0 WHERE generation=2",
+        "UPDATE holds SET writer=2",
+        "DELETE FROM meta WHERE name='schema'",
+        "UPDATE meta SET value='x' WHERE name='epoch'",
+        "UPDATE meta SET value='1.5' WHERE name='schema'",
+        "DROP TABLE holds",
+        "DROP TABLE meta",
+    ],
+)
+def test_a_row_that_somebody_changed_is_refused(statement: str) -> None:
+    async def write() -> None:
+        async with running(path) as catalog:
+            await catalog.write([*(Put(stored) for stored in many(3)), *DAMAGE_HOLDS])
+
+    with made() as path:
+        trio.run(write)
+        change(path, statement)
+        assert WAY_OUT in refusal(path)
+
+
+def test_a_catalog_of_a_newer_release_is_refused_and_left_as_it_is() -> None:
+    with made() as path:
+        filled(path, many(3))
+        change(path, f"UPDATE meta SET value='{SCHEMA_VERSION + 1}' WHERE name='schema'")
+        before = path.read_bytes()
+        sentence = refusal(path)
+        assert f"schema {SCHEMA_VERSION + 1}" in sentence
+        assert "newer hypercached" in sentence
+        assert path.read_bytes() == before
+
+
+def test_a_catalog_of_another_pool_is_refused() -> None:
+    with made("q" * 32) as path:
+        assert "another pool" in refusal(path)
+
+
+def test_a_file_that_is_no_catalog_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    path.write_bytes(b"these are my holiday notes" * 100)
+    assert "no SQLite file" in refusal(path)
+    assert path.read_bytes() == b"these are my holiday notes" * 100
+
+
+def test_another_programs_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE songs (title)")
+    assert WAY_OUT in refusal(path)
+
+
+def test_a_folder_in_the_place_of_the_catalog_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.sqlite").mkdir()
+    assert "cannot be read" in refusal(tmp_path / "c.sqlite")
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from hypercache_daemon.catalog import Catalog
+catalog = Catalog.open(Path(sys.argv[1]), sys.argv[2])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_catalog_that_another_process_has_open_is_refused_until_that_ends() -> None:
+    with made() as path:
+        command = [sys.executable, "-c", HOLDER, str(path), POOL]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"open\n"
+            sentence = refusal(path)
+            assert "in use by another process" in sentence
+            assert WAY_OUT not in sentence, "nobody should format a pool that is at work"
+            holder.kill()
+            holder.wait(10)
+            assert read(path) == ([], [])
+
+
+def change(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        assert connection.execute(statement).rowcount != 0
+
+
+# -- making --------------------------------------------------------------------------------------------
+
+
+async def test_nobody_else_may_read_the_catalog_whatever_the_umask(short_dir: Path) -> None:
+    path = short_dir / "state" / "c.sqlite"
+    before = os.umask(0)
+    try:
+        Catalog.create(path, POOL, replace=False)
+        async with running(path) as catalog:
+            await catalog.write([Put(an_object())])
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes["c.sqlite"] == 0o600
+    assert modes["c.sqlite-wal"] == 0o600
+    assert set(modes.values()) == {0o600}
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_catalog_is_never_made_over_another() -> None:
+    with made() as path:
+        filled(path, many(3))
+        with pytest.raises(CatalogError, match="exists although the devices are blank") as caught:
+            Catalog.create(path, POOL, replace=False)
+        assert WAY_OUT in str(caught.value)
+        assert read(path)[0] == many(3)
+
+
+def test_a_catalog_that_may_be_replaced_leaves_nothing_of_the_old_one() -> None:
+    with made() as path:
+        filled(path, many(3))
+        path.with_name("c.sqlite-wal").write_bytes(b"old log")
+        Catalog.create(path, "q" * 32, replace=True)
+        with closing(Catalog.open(path, "q" * 32)) as catalog:
+            assert (list(catalog.objects()), catalog.epoch) == ([], 1)
+
+
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
+def test_a_place_where_no_catalog_can_be_made_is_named(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "x")
+    path = tmp_path / "x" / "c.sqlite" if (tmp_path / "x").is_file() else tmp_path / "x"
+    with pytest.raises(CatalogError, match=str(path)):
+        Catalog.create(path, POOL, replace=False)
