@@ -204,6 +204,28 @@ def test_two_daemons_never_share_a_device(make: Make, format: bool) -> None:
     open_devices([other], access=PRIVATE).close()  # a refused start keeps hold of nothing
 
 
+@pytest.mark.parametrize("becomes", ["another file", "a pipe"])
+def test_a_path_that_changes_between_check_and_open_is_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch, becomes: str
+) -> None:
+    path, other = make(), make("other")
+    really_open = os.open
+
+    def late(name: str, flags: int) -> int:
+        Path(path).unlink()
+        if becomes == "a pipe":
+            os.mkfifo(path)
+        else:
+            Path(other).replace(path)
+        return really_open(name, flags)
+
+    monkeypatch.setattr(os, "open", late)
+    with pytest.raises(DeviceError, match=rf"{path} became another device"):
+        open_devices([path], access=PRIVATE)
+    monkeypatch.undo()
+    assert becomes == "a pipe" or content(path) == bytes(SIZE)
+
+
 def test_devices_in_another_order_are_refused_with_the_right_one(make: Make) -> None:
     paths = [make("a"), make("b"), make("c")]
     open_devices(paths, access=PRIVATE).close()

@@ -145,6 +145,15 @@ def test_format_starts_a_new_pool_under_names_that_no_client_holds_open(tmp_path
         assert Path(new.devices[0].path).read_bytes()[2 * MIB :].strip(b"\0") == b""
 
 
+def test_format_gives_the_room_of_the_old_files_back(tmp_path: Path) -> None:
+    open_two(tmp_path / "pool").close()
+    with open_two(tmp_path / "pool", format=True):
+        held = [
+            link.readlink() for link in Path("/proc/self/fd").iterdir() if link.exists() or link.is_symlink()
+        ]
+    assert not [path for path in held if str(path).startswith(str(tmp_path)) and "(deleted)" in str(path)]
+
+
 def test_format_may_change_number_and_size(tmp_path: Path) -> None:
     open_two(tmp_path / "pool").close()
     with open_pool_dir(tmp_path / "pool", 3 * SHARE, 1, format=True, access=PRIVATE) as pool:

@@ -90,9 +90,9 @@ def claim(path: str, state: os.stat_result, held: ExitStack) -> Claim:
 
 
 def open_kept(path: str | Path, flags: int, held: ExitStack) -> int:
-    """Open what may have become a pipe since it was looked at; `held` closes it."""
+    """Open a device, a file or a folder; `held` closes it."""
     try:
-        fd = os.open(path, flags | os.O_NONBLOCK)
+        fd = os.open(path, flags)
     except OSError as error:
         raise DeviceError(_why_not_open(path, error)) from error
     held.callback(os.close, fd)
@@ -163,7 +163,8 @@ def _refuse_overlaps(states: Sequence[tuple[str, os.stat_result]]) -> None:
 def _key(state: os.stat_result) -> tuple[object, ...]:
     if stat.S_ISBLK(state.st_mode):
         return ("block", number_of(state.st_rdev))
-    return ("file", state.st_dev, state.st_ino)
+    # With the type: a number that a removed file leaves behind is soon another one's.
+    return (stat.S_IFMT(state.st_mode), state.st_dev, state.st_ino)
 
 
 def _refuse_odd_block(path: str, number: str) -> None:

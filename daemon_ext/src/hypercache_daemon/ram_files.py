@@ -105,7 +105,7 @@ class RamFiles:
         """Set today's access on a file of an earlier run; gives its length, and -1 where it is no file."""
         if not stat.S_ISREG(os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mode):
             return -1
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._fd)
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._fd)
         try:
             self._access.apply(fd, self._access.mode())
             return os.fstat(fd).st_size
