@@ -609,7 +609,9 @@ def test_status_counts_and_shows_what_matters(scripted, driver) -> None:
     assert set(status["waiting"]) == {"lookup", "load", "store", "delete"}
 
 
-def test_many_batches_from_many_threads_stay_apart(driver) -> None:
+@pytest.mark.parametrize("workers", [1, 16])
+def test_many_batches_from_many_threads_stay_apart(scripted, connect, workers: int) -> None:
+    driver = connect(scripted.socket_path, read_workers=workers, write_workers=workers)
     good: list[int] = []
 
     def work(thread: int) -> None:

@@ -1,4 +1,4 @@
-"""Store of a batch of keys: look, stage, write, commit; each step for all keys of the batch at once.
+"""Store of a batch of keys: one look at all of them, then stage, write and commit in a few parts at once.
 
 Rules:
 1. A key is stored only once the daemon acknowledged its commit, which carries the checksum of every chunk
@@ -7,6 +7,8 @@ Rules:
 3. What is stored already, with checksums and in the same size, is not written again unless asked for.
 4. A staged write that could not be filled is given back at once; what is left behind when the daemon
    can't be reached, it drops by itself.
+5. The parts have a connection each. A daemon answers one connection's requests in order, so while it makes
+   the staging or the commits of one part durable, the others' bytes are on their way.
 """
 
 from __future__ import annotations
@@ -46,13 +48,17 @@ _VAIN = frozenset(
 """After these the staged write is certainly there, is ours, and will never be committed."""
 
 
+_PARTS = 4
+"""Enough for the daemon to make several parts durable together; more would only split the exchanges."""
+
+
 @dataclass(slots=True)
 class _Write:
-    """One key on its way; as long as `outcome` is OK it takes the next step."""
+    """One key on its way; as long as there is no `outcome` it takes the next step."""
 
     uri: str
     buffer: Buffer
-    outcome: Outcome = Outcome.OK
+    outcome: Outcome | None = None
     was_absent: bool = False
     staged: StagedReply | None = None
     checksums: list[int] = field(default_factory=list)
@@ -63,7 +69,7 @@ def store(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> lis
     writes = [_Write(uri, buffer) for uri, buffer in zip(uris, buffers, strict=True)]
     for distinct in _rounds(writes):
         _store_distinct(engine, distinct)
-    outcomes = [write.outcome for write in writes]
+    outcomes = [write.outcome or Outcome.CLOSED for write in writes]  # parts that `close` overtook
     engine.counters.add_outcomes("stores", outcomes)
     return outcomes
 
@@ -83,14 +89,21 @@ def _store_distinct(engine: Engine, writes: Sequence[_Write]) -> None:
     deadline = time.monotonic() + engine.transfer_timeout_s
     if not engine.overwrite:
         _look(engine, writes)
-    _stage(engine, _going(writes))
+    going = _going(writes)
+    parts = [going[start::_PARTS] for start in range(min(_PARTS, len(going)))]
+    # A writer that runs a part and waits for its chunks is no writer lost: it moves them itself.
+    engine.writers.map(partial(_store_part, engine, deadline), parts, None)
+
+
+def _store_part(engine: Engine, deadline: float, writes: Sequence[_Write]) -> None:
+    _stage(engine, writes)
     _fill(engine, _going(writes), deadline)
     _commit(engine, _going(writes))
     _give_back(engine, writes)
 
 
 def _going(writes: Sequence[_Write]) -> list[_Write]:
-    return [write for write in writes if write.outcome is Outcome.OK]
+    return [write for write in writes if write.outcome is None]
 
 
 def _look(engine: Engine, writes: Sequence[_Write]) -> None:
@@ -110,9 +123,9 @@ def _stage(engine: Engine, writes: Sequence[_Write]) -> None:
         for write in writes
     ]
     for write, answer in zip(writes, exchanged(engine, requests, STORE_NEEDS), strict=True):
-        write.outcome = doubt_about_stage(answer, write.buffer.size_bytes)
-        if isinstance(answer, StagedReply):
-            write.staged = answer
+        write.staged = answer if isinstance(answer, StagedReply) else None
+        doubt = doubt_about_stage(answer, write.buffer.size_bytes)
+        write.outcome = None if doubt is Outcome.OK else doubt
 
 
 def _fill(engine: Engine, writes: Sequence[_Write], deadline: float) -> None:
