@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from hypercache_compat.daemon_process import DaemonProcess, running_daemon
+from hypercache_compat.lmcache_versions import LMCACHE_VERSIONS, lmcache_process
 from hypercache_compat.old_clients import OLD_CLIENT_VERSIONS, old_client
 from hypercache_compat.raw_wire import RawConnection
 from hypercache_compat.scenario_process import ScenarioProcess
@@ -31,6 +32,22 @@ def old_clients() -> Iterator[dict[str, ScenarioProcess]]:
         for client in clients.values():
             stack.callback(client.close)
         yield clients
+
+
+@pytest.fixture(scope="session")
+def lmcaches() -> Iterator[dict[str, ScenarioProcess]]:
+    """A process for each release of LMCache, by version."""
+    with ExitStack() as stack:
+        processes = {version: lmcache_process(version) for version in LMCACHE_VERSIONS}
+        for process in processes.values():
+            stack.callback(process.close)
+        yield processes
+
+
+@pytest.fixture(params=LMCACHE_VERSIONS)
+def lmcache(request: pytest.FixtureRequest, lmcaches: dict[str, ScenarioProcess]) -> ScenarioProcess:
+    """Each release of LMCache in turn."""
+    return lmcaches[request.param]
 
 
 @pytest.fixture(params=OLD_CLIENT_VERSIONS)

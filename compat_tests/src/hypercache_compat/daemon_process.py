@@ -31,6 +31,7 @@ class DaemonOptions:
     pool_size: str = "1GiB"
     pool_devices: int = 4
     ram_size: str = "128MiB"
+    default_ram_folder: bool = False
     backend: str | None = None
     ingest_prefixes: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
@@ -62,7 +63,8 @@ class DaemonProcess:
         """The command line, without the interpreter."""
         options = self.options
         words = ["--socket", self.socket_path, "--state-dir", str(self.state_folder)]
-        words += ["--ram-dir", str(self.ram_folder), "--ram-size", options.ram_size]
+        words += ["--ram-size", options.ram_size]
+        words += [] if options.default_ram_folder else ["--ram-dir", str(self.ram_folder)]
         if options.devices:
             words += [word for device in options.devices for word in ("--device", device)]
         else:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,9 @@ class ScenarioProcess:
     def close(self) -> None:
         """Let the process end by itself; one that does not is ended."""
         for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+            with suppress(BrokenPipeError):  # a call that a dead process never took may be left in it
+                if pipe is not None:
+                    pipe.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:

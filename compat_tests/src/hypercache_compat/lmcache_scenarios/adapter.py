@@ -91,6 +91,21 @@ def delete(names: list[str]) -> int:
     return int(adapter.get_usage().total_bytes_used)
 
 
+def soak(socket_path: str, namespace: str, rounds: int) -> list[str]:
+    """Store, load and delete batch after batch; gives whatever was wrong."""
+    connect(socket_path, namespace)
+    sizes = [4096, 4097, 1 << 20, (9 << 20) + 5, 511, 14 << 20]
+    wrong = []
+    for turn in range(rounds):
+        names = [f"{turn}-{number}" for number in range(len(sizes))]
+        wrong += [] if store(names, sizes) else [f"round {turn} was not stored"]
+        loaded = load(names, sizes)
+        wrong += loaded["wrong"] + [f"{turn}: a miss"] * loaded["loaded"].count(False)
+        delete(names)
+    close()
+    return wrong
+
+
 def _keys(names: Sequence[str]) -> list[Any]:
     """Keys as LMCache makes them: a model's name with a slash; about every second one with a salt."""
     return [
