@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from .releases import LMCACHE_IN_ENVIRONMENT, LMCACHE_IN_FOLDER, LMCACHE_VERSIONS, release_folder
+from .releases import (
+    LMCACHE_IN_ENVIRONMENT,
+    LMCACHE_IN_FOLDER,
+    LMCACHE_VERSIONS,
+    environment_with,
+    release_folder,
+)
 from .scenario_process import ScenarioProcess
 
 __all__ = ["LMCACHE_VERSIONS", "connector_spec", "lmcache_environment", "lmcache_process"]
@@ -22,8 +27,7 @@ def _folder(version: str) -> Path | None:
 def lmcache_environment(version: str) -> dict[str, str]:
     """The environment variables with which `import lmcache` gives `version`, quiet and without telemetry."""
     quiet = {"LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "WARNING"}
-    folder = _folder(version)
-    return os.environ | quiet | ({} if folder is None else {"PYTHONPATH": str(folder)})
+    return environment_with(_folder(version)) | quiet
 
 
 def lmcache_process(version: str) -> ScenarioProcess:

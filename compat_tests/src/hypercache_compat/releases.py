@@ -42,6 +42,14 @@ def release_folder(requirement: str, announce: Callable[[str], None] = lambda _:
     return folder
 
 
+def environment_with(folder: Path | None) -> dict[str, str]:
+    """This process's environment with `folder`, if there is one, first on Python's path."""
+    if folder is None:
+        return dict(os.environ)
+    rest = os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": str(folder) if not rest else f"{folder}{os.pathsep}{rest}"}
+
+
 def _cache_root() -> Path:
     root = Path(os.environ.get("HYPERCACHE_COMPAT_CACHE", ".cache"))
     return (root / (sys.implementation.cache_tag or "python")).absolute()

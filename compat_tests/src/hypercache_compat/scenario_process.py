@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from .releases import environment_with
+
 CALL_DEADLINE_S = 90.0
 
 
@@ -29,12 +31,11 @@ class ScenarioProcess:
 
     def __init__(self, label: str, package: str, release: Path | None) -> None:
         self.label = label
-        path = {} if release is None else {"PYTHONPATH": str(release)}
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "hypercache_compat.scenario_host", package],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | path,
+            env=environment_with(release),
         )
         self._answers = bytearray()
 
