@@ -112,10 +112,11 @@ def _pools(
 ) -> dict[Tier, Pool]:
     capacities = {device.index: device.size_bytes for device in pool.devices}
     blocks = Allocator(capacities, devices.RESERVED_BYTES)
-    pools = {Tier.NVME: Pool(Tier.NVME, blocks, Lru(), config.quarantine_share)}
+    share = config.quarantine_share if config.quarantine_s > 0 else 0.0
+    pools = {Tier.NVME: Pool(Tier.NVME, blocks, Lru(), share)}
     if ram_files is not None:
         ram = RamAllocator(_ram_budget(config, ram_files), catalog.epoch * _SERIALS_PER_START)
-        pools[Tier.RAM] = Pool(Tier.RAM, ram, Lru(), config.quarantine_share)
+        pools[Tier.RAM] = Pool(Tier.RAM, ram, Lru(), share)
     return pools
 
 
