@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import threading
 import time
 import zlib
@@ -274,6 +275,20 @@ def test_one_flipped_byte_anywhere_is_a_miss_and_a_store_heals_it(scripted, driv
     assert back == data
 
 
+def test_a_device_file_that_was_replaced_is_opened_anew_after_one_miss(scripted, driver, connect) -> None:
+    (device,) = scripted.devices = scripted.devices[:1]
+    (data,) = payloads([5000])
+    driver.store(["old"], [data])
+    assert driver.load(["old"], empty([5000])) == [True]
+    shutil.copy(device, f"{device}.copy")
+    Path(f"{device}.copy").rename(device)
+    other = connect(scripted.socket_path)
+    other.store(["k"], [data])
+    assert driver.load(["k"], empty([5000])) == [False]
+    other.store(["k"], [data])
+    assert driver.load(["k"], empty([5000])) == [True]
+
+
 def test_a_truncated_device_is_a_miss_and_healed(scripted, driver) -> None:
     (data,) = payloads([1000])
     driver.store(["k"], [data])
@@ -540,13 +555,36 @@ def test_ram_files_are_written_where_they_are_and_never_created(scripted, connec
 
     scripted.change = remove_file
     assert not driver.store(["k"], payloads([10])).ok
-    assert driver.count("stores", "device_failed") == 1
+    assert driver.count("stores", "ram_file_gone") == 1
     assert not list(scripted.folder.glob("ram-*"))
     scripted.change = lambda request, reply: reply
     assert driver.store(["k"], payloads([10])).ok
     for path in scripted.folder.glob("ram-*"):
         path.unlink()
     assert driver.load(["k"], empty([10])) == [False]
+    assert driver.exists(["k"]) == [False]  # lost for good, so a store may heal it
+    assert driver.store(["k"], payloads([10])).ok
+    assert driver.load(["k"], empty([10])) == [True]
+
+
+def test_ram_files_in_a_file_system_that_is_not_ours_cost_nobody_the_object(scripted, connect) -> None:
+    driver = connect(scripted.socket_path, tier="ram")
+    driver.store(["k"], payloads([10]))
+    ours = scripted.objects[uri("k")]
+    scripted.objects[uri("k")] = with_chunks(ours, device="/not/mounted/here/ram-0")
+    assert driver.load(["k"], empty([10])) == [False]
+    assert driver.count("loads", "device_failed") == 1
+    assert driver.exists(["k"]) == [True]
+
+
+def test_the_log_stays_small_however_many_faults_there_are(scripted, connect, caplog) -> None:
+    driver = connect(scripted.socket_path, tier="ram")
+    keys = [f"k{number}" for number in range(100)]
+    driver.store(keys, payloads([10] * 100))
+    for key in keys:
+        scripted.objects[uri(key)] = with_chunks(scripted.objects[uri(key)], device=f"/not/here/{key}")
+    assert driver.load(keys, empty([10] * 100)) == [False] * 100
+    assert len([record for record in caplog.records if "/not/here/" in record.getMessage()]) == 1
 
 
 def test_ram_chunks_are_read_at_their_offset(scripted, connect) -> None:

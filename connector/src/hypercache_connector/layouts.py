@@ -83,6 +83,11 @@ def doubt_about_stage(reply: Answer, size_bytes: int) -> Outcome:
     return _doubt_about_lengths(reply.chunk_layout, size_bytes)
 
 
+def chunks_of(answer: Answer) -> tuple[ChunkLocation, ...]:
+    """The layout of what was located, or nothing."""
+    return answer.chunk_layout if isinstance(answer, HitReply) else ()
+
+
 def transfers(index: int, layout: Sequence[ChunkLocation], buffer: Buffer) -> list[ChunkTransfer]:
     """The transfers that move `buffer` from or to a layout whose lengths were checked, in its order."""
     planned, start = [], 0

@@ -31,6 +31,7 @@ class Outcome(str, Enum):
     BAD_LAYOUT = "bad_layout"
     DEVICE_FAILED = "device_failed"
     IO_ERROR = "io_error"
+    RAM_FILE_GONE = "ram_file_gone"
     SHORT_TRANSFER = "short_transfer"
     CHECKSUM_MISMATCH = "checksum_mismatch"
 

@@ -38,6 +38,7 @@ _VAIN = frozenset(
         Outcome.BAD_LAYOUT,
         Outcome.NO_STAGE_ID,
         Outcome.DEVICE_FAILED,
+        Outcome.RAM_FILE_GONE,
         Outcome.IO_ERROR,
         Outcome.SHORT_TRANSFER,
         Outcome.NO_SPACE,

@@ -14,26 +14,30 @@ from __future__ import annotations
 
 import errno
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from hypercache_protocol import LocalProtocolError, Tier
-from hypercache_protocol.messages import Evict, EvictedReply, HitReply, Locate, Request
+from hypercache_protocol.messages import Evict, EvictedReply, Locate, Request
 
 from .checksum import crc32
 from .client import Client
 from .connection import DaemonUnavailable
 from .devices import Devices
 from .direct_io import Buffer
-from .layouts import Answer, ChunkTransfer, doubt_about, interleaved, refusal, transfers
+from .layouts import Answer, ChunkTransfer, chunks_of, doubt_about, interleaved, refusal, transfers
 from .outcomes import Counters, Outcome, ThrottledLog
 from .workers import ChunkWorkers
 
 LOAD_NEEDS = frozenset({"chunk_checksums", "sync_status"})
 STORE_NEEDS = LOAD_NEEDS | {"local_only", "stage_id"}
 
-_DAMAGE = frozenset({Outcome.CHECKSUM_MISMATCH, Outcome.SHORT_TRANSFER, Outcome.IO_ERROR})
+_DAMAGE = frozenset(
+    {Outcome.CHECKSUM_MISMATCH, Outcome.SHORT_TRANSFER, Outcome.RAM_FILE_GONE, Outcome.IO_ERROR}
+)
 """What says that the stored bytes are lost. A device that this process can't open is another matter: it
 may be its own permissions, and others may read the object."""
 
@@ -84,21 +88,27 @@ def load(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> list
     """
     deadline = time.monotonic() + engine.transfer_timeout_s
     hits = located(engine, uris)
-    outcomes = [doubt_about(hit, buffer.size_bytes) for hit, buffer in zip(hits, buffers, strict=True)]
-    planned = [
-        transfer
-        for index, (hit, buffer) in enumerate(zip(hits, buffers, strict=True))
-        if outcomes[index] is Outcome.OK and isinstance(hit, HitReply)
-        for transfer in transfers(index, hit.chunk_layout, buffer)
-    ]
-    planned = interleaved(planned)
+    doubts = [doubt_about(hit, buffer.size_bytes) for hit, buffer in zip(hits, buffers, strict=True)]
+    planned = interleaved(
+        [
+            transfer
+            for index, (hit, doubt) in enumerate(zip(hits, doubts, strict=True))
+            if doubt is Outcome.OK
+            for transfer in transfers(index, chunks_of(hit), buffers[index])
+        ]
+    )
     results = engine.readers.map(partial(_read_chunk, engine, deadline), planned, Outcome.CLOSED)
-    damaged = _settle(outcomes, planned, results)
-    engine.counters.add_outcomes("loads", outcomes)
-    loaded = (buffer.size_bytes for buffer, each in zip(buffers, outcomes, strict=True) if each.good)
-    engine.counters.add("bytes", "loaded", sum(loaded))
+    outcomes = _settled(hits, doubts, planned, results)
+    _count_loads(engine, buffers, outcomes)
+    damaged = {transfer.index for transfer, result in zip(planned, results, strict=True) if result in _DAMAGE}
     _heal(engine, [(uris[index], hits[index]) for index in sorted(damaged)])
     return outcomes
+
+
+def _count_loads(engine: Engine, buffers: Sequence[Buffer], outcomes: Sequence[Outcome]) -> None:
+    loaded = (buffer.size_bytes for buffer, each in zip(buffers, outcomes, strict=True) if each.good)
+    engine.counters.add("bytes", "loaded", sum(loaded))
+    engine.counters.add_outcomes("loads", outcomes)
 
 
 def _read_chunk(engine: Engine, deadline: float, transfer: ChunkTransfer) -> Outcome:
@@ -114,14 +124,25 @@ def _read_chunk(engine: Engine, deadline: float, transfer: ChunkTransfer) -> Out
     return Outcome.OK if crc32(view) == transfer.checksum else Outcome.CHECKSUM_MISMATCH
 
 
-def _settle(
-    outcomes: list[Outcome], planned: Sequence[ChunkTransfer], results: Sequence[Outcome]
-) -> set[int]:
-    """Let each chunk that failed fail its key. Returns the keys whose stored bytes are damaged."""
+def _settled(
+    hits: Sequence[Answer],
+    doubts: Sequence[Outcome],
+    planned: Sequence[ChunkTransfer],
+    results: Sequence[Outcome],
+) -> list[Outcome]:
+    """The outcome of each key: its doubt if there was one, else the first failure among its chunks, and OK
+    only if as many chunks were verified as it has."""
+    verified: Counter[int] = Counter()
+    failures: dict[int, Outcome] = {}
     for transfer, result in zip(planned, results, strict=True):
-        if result is not Outcome.OK and outcomes[transfer.index] is Outcome.OK:
-            outcomes[transfer.index] = result
-    return {transfer.index for transfer, result in zip(planned, results, strict=True) if result in _DAMAGE}
+        if result is Outcome.OK:
+            verified[transfer.index] += 1
+        else:
+            failures.setdefault(transfer.index, result)
+    for index, doubt in enumerate(doubts):
+        if doubt is Outcome.OK and verified[index] != len(chunks_of(hits[index])):
+            failures.setdefault(index, Outcome.INTERNAL_ERROR)
+    return [failures.get(index, doubt) for index, doubt in enumerate(doubts)]
 
 
 def _heal(engine: Engine, damaged: Sequence[tuple[str, Answer]]) -> None:
@@ -129,8 +150,9 @@ def _heal(engine: Engine, damaged: Sequence[tuple[str, Answer]]) -> None:
     if not damaged:
         return
     for _, reply in damaged:
-        for chunk in reply.chunk_layout if isinstance(reply, HitReply) else ():
-            engine.devices.forget(chunk.device)  # the path may name another file by now
+        for chunk in chunks_of(reply):
+            if chunk.tier is Tier.NVME:
+                engine.devices.forget(chunk.device)  # the path may name another file by now
     # Replaced while it was read, an object is sound and stays; that it missed once is all.
     now = located(engine, [uri for uri, _ in damaged])
     still = [uri for (uri, reply), again in zip(damaged, now, strict=True) if again == reply]
@@ -162,6 +184,17 @@ def located(engine: Engine, uris: Sequence[str]) -> list[Answer]:
 
 def transfer_failed(engine: Engine, transfer: ChunkTransfer, error: OSError) -> Outcome:
     """The outcome of a chunk whose transfer raised `error`."""
+    if transfer.tier is Tier.RAM:
+        return _ram_transfer_failed(engine, transfer, error)
     engine.devices.forget(transfer.device)  # it may be closed, replaced or gone
     engine.log.note(f"device {transfer.device}", "%s: %s", transfer.device, error.strerror)
+    return _ERRORS.get(error.errno or 0, Outcome.DEVICE_FAILED)
+
+
+def _ram_transfer_failed(engine: Engine, transfer: ChunkTransfer, error: OSError) -> Outcome:
+    # A file vanishes with its object, so mostly this is an eviction that came first. Without its folder
+    # it is this process that sees another file system than the daemon.
+    if error.errno == errno.ENOENT and Path(transfer.device).parent.is_dir():
+        return Outcome.RAM_FILE_GONE
+    engine.log.note("ram", "%s: %s", transfer.device, error.strerror)
     return _ERRORS.get(error.errno or 0, Outcome.DEVICE_FAILED)
