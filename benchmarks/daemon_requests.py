@@ -1,0 +1,154 @@
+"""What a request costs the daemon: wall time and the daemon's own CPU time, on a real hypercached, wire 1.
+
+    python benchmarks/daemon_requests.py [--requests N]
+
+"alone": the next request is sent once the last is answered. "64 together": 64 requests in one write, as a
+lookup or store of 64 keys sends them. The client writes prepared bytes and counts lines, so what it costs
+itself is hardly in the figures. CPU time tells more than wall time where the machine is busy otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
+
+MIB = 1024 * 1024
+TOGETHER = 64
+OBJECT_BYTES = 14 * MIB
+POOL_SIZE = "8GiB"  # no payload is written
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds for each request."""
+
+    wall_us: float
+    daemon_cpu_us: float
+
+
+class Line:
+    """A connection that sends prepared lines and reads as many back."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(60.0)
+        self._socket.connect(socket_path)
+        self._file = self._socket.makefile("rb")
+
+    def ask(self, lines: Sequence[bytes]) -> list[bytes]:
+        """The reply to each line."""
+        self._socket.sendall(b"".join(lines))
+        return [self._file.readline() for _ in lines]
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that the process has used so far, its threads included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def request(action: str, **fields: Any) -> bytes:
+    return json.dumps({"action": action, **fields}).encode() + b"\n"
+
+
+def grouped(lines: Sequence[bytes], size: int) -> Iterator[Sequence[bytes]]:
+    for start in range(0, len(lines), size):
+        yield lines[start : start + size]
+
+
+def cost(
+    daemon: DaemonProcess, line: Line, lines: Sequence[bytes], together: int
+) -> tuple[Cost, list[bytes]]:
+    """Send all lines, `together` at a time. Returns the cost of each and the replies."""
+    replies = []
+    cpu, begun = cpu_seconds(daemon.pid), time.perf_counter()
+    for group in grouped(lines, together):
+        replies += line.ask(group)
+    wall = time.perf_counter() - begun
+    used = cpu_seconds(daemon.pid) - cpu
+    return Cost(wall / len(lines) * 1e6, used / len(lines) * 1e6), replies
+
+
+def commits(uris: Sequence[str], staged: Sequence[bytes]) -> list[bytes]:
+    """The commit of each staged write, as the connector sends it."""
+    lines = []
+    for uri, reply in zip(uris, staged, strict=True):
+        stage = json.loads(reply)
+        lines.append(
+            request(
+                "commit_write",
+                uri=uri,
+                local_only=True,
+                chunk_checksums=[number * 2**20 for number, _ in enumerate(stage["chunk_layout"])],
+                stage_id=stage["stage_id"],
+            )
+        )
+    return lines
+
+
+def measure(requests: int) -> dict[str, Cost]:
+    """Each action's cost, by a name that says how it was asked."""
+    costs: dict[str, Cost] = {}
+    options = DaemonOptions(pool_size=POOL_SIZE, ram_size="0", extra=("--log-level", "warning"))
+    with running_daemon(options) as daemon:
+        line = Line(daemon.socket_path)
+        for name, together in (("alone", 1), (f"{TOGETHER} together", TOGETHER)):
+            costs |= _measure_way(daemon, line, name, together, requests)
+        line.close()
+    return costs
+
+
+def _measure_way(
+    daemon: DaemonProcess, line: Line, name: str, together: int, requests: int
+) -> dict[str, Cost]:
+    count = min(requests, 256)  # so that the pool holds them twice: freed blocks rest for some seconds
+    prefix = f"hypercache://lmcache/v1/benchmark/model@00000000@0@{together}"
+    uris = [f"{prefix}-{each:032x}" for each in range(count)]
+    stages = [request("stage_write", uri=uri, size_bytes=OBJECT_BYTES, auto_flush_s3=False) for uri in uris]
+    times = max(1, requests // count)
+    absent = [request("locate", uri=uri + "-absent", auto_ingest=False) for uri in uris] * times
+    present = [request("locate", uri=uri, auto_ingest=False) for uri in uris] * times
+    costs = {}
+    costs[f"ping, {name}"], _ = cost(daemon, line, [request("ping")] * requests, together)
+    costs[f"locate, absent, {name}"], _ = cost(daemon, line, absent, together)
+    costs[f"stage_write, 14 MiB, {name}"], staged = cost(daemon, line, stages, together)
+    costs[f"commit_write, 14 MiB, {name}"], done = cost(daemon, line, commits(uris, staged), together)
+    assert all(json.loads(reply)["status"] == "WRITECOMMITTED" for reply in done), done[-1]
+    costs[f"locate, 14 MiB, {name}"], _ = cost(daemon, line, present, together)
+    evicts = [request("evict", uri=uri) for uri in uris]
+    costs[f"evict, 14 MiB, {name}"], _ = cost(daemon, line, evicts, together)
+    return costs
+
+
+def table(costs: Mapping[str, Cost]) -> str:
+    """Markdown."""
+    rows = ["| request | wall µs | daemon's CPU µs | a second |", "| --- | ---: | ---: | ---: |"]
+    for name, each in costs.items():
+        rows.append(f"| {name} | {each.wall_us:.1f} | {each.daemon_cpu_us:.1f} | {1e6 / each.wall_us:,.0f} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=2048, help="of each kind (default: 2048)")
+    print(table(measure(parser.parse_args().requests)))
+
+
+if __name__ == "__main__":
+    main()
