@@ -128,6 +128,10 @@ def test_what_is_mounted_is_found_with_its_disk_and_partitions(host: Host, tmp_p
     assert host.use_of_block("259:0") is None
 
 
+def test_a_device_that_sysfs_does_not_show_has_no_use_that_is_known(host: Host) -> None:
+    assert host.use_of_block("1:99") is None
+
+
 def test_a_partition_of_a_mounted_disk_is_in_use(host: Host) -> None:
     (host.proc / "self/mountinfo").write_text("22 1 8:0 / /mnt rw - ext4 /dev/sda rw\n")
     assert host.use_of_block("8:2") == "the disk sda that it is part of is mounted at /mnt"

@@ -46,6 +46,14 @@ class Access:
         """Permission bits of a folder: the group may reach what lies in it, and add nothing."""
         return 0o700 if self.gid is None else 0o750
 
+    def apply_to_folder(self, fd: int) -> None:
+        """Let the group into the open folder `fd`, or keep it out, if the folder looks as we make them.
+
+        Any other mode was the operator's choice, and the folder may serve others, too.
+        """
+        if stat.S_IMODE(os.fstat(fd).st_mode) in (0o700, 0o750):
+            self.apply(fd, self.folder_mode())
+
     def apply(self, fd: int, mode: int) -> None:
         """Give the open file `fd` this group and exactly `mode`.
 

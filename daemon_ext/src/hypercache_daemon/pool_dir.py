@@ -85,10 +85,9 @@ def _open_folder(folder: Path, access: Access, held: ExitStack) -> int:
     if state.st_mode & stat.S_IWOTH and not state.st_mode & stat.S_ISVTX:
         raise DeviceError(f"everybody may replace files in the pool folder {folder}: run chmod o-w {folder}")
     lock(fd, folder)
-    # A folder as we make them; the mode of any other was the operator's choice.
-    if stat.S_IMODE(state.st_mode) == 0o700 and state.st_uid == os.geteuid():
+    if state.st_uid == os.geteuid():
         with named(folder, "set the group and mode of", "run hypercached as a member of that group"):
-            access.apply(fd, access.folder_mode())
+            access.apply_to_folder(fd)
     return fd
 
 
@@ -160,6 +159,7 @@ def _make_file(path: Path, size_bytes: int) -> None:
     unfinished = path.with_name(f"{path.name}.new")
     fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
+        os.fchmod(fd, 0o600)  # a umask may have taken our own rights
         os.posix_fallocate(fd, 0, size_bytes)
         os.fsync(fd)
     finally:

@@ -27,7 +27,8 @@ class RamFiles:
     """The files of the RAM tier in `folder`, held and locked until `close`.
 
     Raises:
-        DeviceError: the folder cannot be made, is a symlink, belongs to another user, or is in use.
+        DeviceError: the folder cannot be made, is a symlink, belongs to another user, is one in which
+            others may make files, or is in use.
     """
 
     def __init__(self, directory: Path, access: Access) -> None:
@@ -37,7 +38,7 @@ class RamFiles:
             self._fd = _open_folder(self.folder, held)
             lock(self._fd, self.folder)
             with named(self.folder, "set the group and mode of", "give another --group"):
-                access.apply(self._fd, access.folder_mode())
+                access.apply_to_folder(self._fd)
             self._held = held.pop_all()
 
     def close(self) -> None:
@@ -132,13 +133,21 @@ def _open_folder(directory: Path, held: ExitStack) -> int:
     except OSError as error:
         raise DeviceError(_why_no_folder(directory, error)) from error
     held.callback(os.close, fd)
-    owner = os.fstat(fd).st_uid
-    if owner != os.geteuid():
-        raise DeviceError(
-            f"the RAM folder {directory} belongs to user {owner}, not to the daemon's user {os.geteuid()}:"
-            " remove it, or give another with --ram-dir"
-        )
+    _refuse_shared(directory, os.fstat(fd))
     return fd
+
+
+def _refuse_shared(directory: Path, state: os.stat_result) -> None:
+    if state.st_uid != os.geteuid():
+        raise DeviceError(
+            f"the RAM folder {directory} belongs to user {state.st_uid}, not to the daemon's user"
+            f" {os.geteuid()}: remove it, or give another with --ram-dir"
+        )
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DeviceError(
+            f"others may make files in the RAM folder {directory}: give a folder of the daemon's own with"
+            " --ram-dir"
+        )
 
 
 def _why_no_folder(directory: Path, error: OSError) -> str:
