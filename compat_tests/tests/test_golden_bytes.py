@@ -2,38 +2,41 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hypercache_compat import golden
 from hypercache_compat.golden import FOLDER, MANIFEST, Vector, read_vector
 from hypercache_protocol.codecs.json_lines import decode_reply, decode_request
-from hypercache_protocol.messages import REPLIES, REQUESTS, StatusReply
+from hypercache_protocol.messages import REPLIES, REQUESTS, Message, StatusReply
 from hypercache_protocol.schema import field_rows, item_models, newer_fields, possible_replies, reply_words
-from hypercache_protocol.versions import LATEST, RELEASED, WIRE_1_0
+from hypercache_protocol.versions import LATEST, RELEASED, WIRE_1_0, WireVersion
 
 VERSIONS = {f"wire-{version}": version for version in RELEASED}
 FILES = sorted((FOLDER / "vectors").glob("*/*.json"))
 
 
-def version_of(path):
+def version_of(path: Path) -> WireVersion:
     return VERSIONS[path.parent.name]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_frozen_line_is_read_and_written_as_it_was(path):
+def test_a_frozen_line_is_read_and_written_as_it_was(path: Path) -> None:
     assert list(read_vector(path).faults(version_of(path))) == []
 
 
-def decoded(vector, version):
+def decoded(vector: Vector, version: WireVersion) -> tuple[Message, int]:
     if vector.direction == "request":
         return decode_request(vector.line, version)
     return decode_reply(vector.line, REQUESTS[vector.action].model_construct(), version)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_frozen_line_is_read_whole_by_this_build(path):
+def test_a_frozen_line_is_read_whole_by_this_build(path: Path) -> None:
     vector = read_vector(path)
     message, unknown = decoded(vector, LATEST)
     assert message.model_dump(mode="json", exclude_none=True) == vector.fields
@@ -41,7 +44,7 @@ def test_a_frozen_line_is_read_whole_by_this_build(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_frozen_line_is_understood_by_every_version(path):
+def test_a_frozen_line_is_understood_by_every_version(path: Path) -> None:
     vector = read_vector(path)
     for version in RELEASED:
         message, _ = decoded(vector, version)
@@ -53,12 +56,12 @@ def test_a_frozen_line_is_understood_by_every_version(path):
 # -- nothing is left out -------------------------------------------------------------------------------
 
 
-def vectors(version):
+def vectors(version: WireVersion) -> list[Vector]:
     return [read_vector(path) for path in FILES if version_of(path) == version]
 
 
 @pytest.mark.parametrize("version", RELEASED, ids=str)
-def test_every_message_of_a_version_is_frozen(version):
+def test_every_message_of_a_version_is_frozen(version: WireVersion) -> None:
     frozen = {(v.direction, v.action, json.loads(v.line).get("status", "")) for v in vectors(version)}
     frozen = {
         (direction, action, "" if direction == "request" else word) for direction, action, word in frozen
@@ -70,11 +73,10 @@ def test_every_message_of_a_version_is_frozen(version):
     assert frozen == asked | answered
 
 
-def fields_set(vector):
+def fields_set(vector: Vector) -> Iterator[tuple[type[Message], str]]:
     """(model, field) for every field that a vector sets, in its items too."""
-    if vector.direction == "request":
-        model = REQUESTS[vector.action]
-    else:
+    model: type[Message] = REQUESTS[vector.action]
+    if vector.direction == "reply":
         model = reply_words(REQUESTS[vector.action])[json.loads(vector.line)["status"]]
     for name, value in vector.fields.items():
         yield model, name
@@ -83,7 +85,7 @@ def fields_set(vector):
 
 
 @pytest.mark.parametrize("version", RELEASED, ids=str)
-def test_every_field_of_a_version_is_set_in_some_frozen_line(version):
+def test_every_field_of_a_version_is_set_in_some_frozen_line(version: WireVersion) -> None:
     seen = set(chain.from_iterable(map(fields_set, vectors(version))))
     replies = chain.from_iterable(map(possible_replies, REPLIES))
     models = {*REPLIES, *replies}
@@ -92,7 +94,7 @@ def test_every_field_of_a_version_is_set_in_some_frozen_line(version):
     assert wanted - seen == set()
 
 
-def test_the_frozen_files_are_whole_and_this_build_keeps_to_them():
+def test_the_frozen_files_are_whole_and_this_build_keeps_to_them() -> None:
     assert golden.problems() == []
     assert golden.differing() == []
     assert sorted(golden.missing()) == [], "run: python -m hypercache_compat.golden"
@@ -102,7 +104,7 @@ def test_the_frozen_files_are_whole_and_this_build_keeps_to_them():
 
 
 @pytest.fixture
-def copy(tmp_path):
+def copy(tmp_path: Path) -> Path:
     """A copy of the frozen files that a test may spoil."""
     for name in ("vectors", "schemas"):
         shutil.copytree(FOLDER / name, tmp_path / name)
@@ -114,31 +116,31 @@ def copy(tmp_path):
 PING = "vectors/wire-1.0/request-ping-plain.json"
 
 
-def test_an_edited_file_is_told(copy):
+def test_an_edited_file_is_told(copy: Path) -> None:
     path = copy / PING
     path.write_text(path.read_text().replace("ping", "pong"))
     assert golden.problems(copy) == [f"{PING} was edited"]
     assert golden.differing(copy) == [f"{PING} is not what this build makes"]
 
 
-def test_a_file_that_is_gone_is_told(copy):
+def test_a_file_that_is_gone_is_told(copy: Path) -> None:
     (copy / PING).unlink()
     assert golden.problems(copy) == [f"{PING} is gone"]
 
 
-def test_a_file_that_was_put_there_by_hand_is_told(copy):
+def test_a_file_that_was_put_there_by_hand_is_told(copy: Path) -> None:
     (copy / "vectors/wire-1.0/extra.json").write_text("{}")
     assert golden.problems(copy) == [f"vectors/wire-1.0/extra.json is not in {MANIFEST}"]
 
 
-def test_adding_never_writes_over_a_file(copy):
+def test_adding_never_writes_over_a_file(copy: Path) -> None:
     path = copy / PING
     path.write_text("spoiled")
     assert golden.add(copy) == []
     assert path.read_text() == "spoiled"
 
 
-def test_adding_to_nothing_freezes_everything(tmp_path):
+def test_adding_to_nothing_freezes_everything(tmp_path: Path) -> None:
     added = golden.add(tmp_path)
     assert added == sorted(golden.frozen_files())
     assert golden.frozen_files(tmp_path).keys() == golden.frozen_files().keys()
@@ -158,7 +160,7 @@ HIT = read_vector(FOLDER / "vectors/wire-1.0/reply-locate-hit.json")
         (Vector("reply", "locate", HIT.line, {**HIT.fields, "chunk_size": 1}), "is read as {'object_size'"),
     ],
 )
-def test_a_line_that_is_read_or_written_otherwise_is_told(vector, told):
+def test_a_line_that_is_read_or_written_otherwise_is_told(vector: Vector, told: Any) -> None:
     assert any(told in fault for fault in vector.faults(WIRE_1_0))
 
 
@@ -172,11 +174,13 @@ def test_a_line_that_is_read_or_written_otherwise_is_told(vector, told):
         ({"a": {"kind": "integer"}, "words": ["HIT"]}, ["/words lacks MISS"]),
     ],
 )
-def test_a_schema_may_grow_and_never_shrink_or_change(now, told):
+def test_a_schema_may_grow_and_never_shrink_or_change(now: dict[str, Any], told: Any) -> None:
     assert list(golden.lost({"a": {"kind": "integer"}, "words": ["HIT", "MISS"]}, now)) == told
 
 
-def test_the_command_adds_nothing_to_a_folder_that_is_whole(monkeypatch, capsys):
+def test_the_command_adds_nothing_to_a_folder_that_is_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for options in ([], ["--check"]):
         monkeypatch.setattr("sys.argv", ["golden", *options])
         assert golden.main() == 0
@@ -184,7 +188,9 @@ def test_the_command_adds_nothing_to_a_folder_that_is_whole(monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("options", [[], ["--check"]])
-def test_the_command_fails_on_a_fault_and_then_adds_nothing(options, monkeypatch, capsys):
+def test_the_command_fails_on_a_fault_and_then_adds_nothing(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.argv", ["golden", *options])
     monkeypatch.setattr(golden, "problems", lambda: ["a was edited"])
     monkeypatch.setattr(golden, "missing", lambda *_: {"../nowhere/b": "text"})

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -11,8 +12,10 @@ ROOT = Path(__file__).parents[2]
 GENERATOR = ROOT / "docs" / "generate.py"
 
 
-def load_generator():
+def load_generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("docs_generate", GENERATOR)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -22,17 +25,17 @@ generate = load_generator()
 
 
 @pytest.mark.parametrize("path", generate.DOCUMENTS, ids=lambda path: path.name)
-def test_a_document_is_not_stale(path):
+def test_a_document_is_not_stale(path: Path) -> None:
     text = path.read_text()
     assert generate.rendered(text) == text, "run: python docs/generate.py"
 
 
-def test_every_generated_part_is_in_a_document():
+def test_every_generated_part_is_in_a_document() -> None:
     text = "".join(path.read_text() for path in generate.DOCUMENTS)
     assert set(re.findall(r"<!-- begin ([\w ]+):", text)) == set(generate.PARTS)
 
 
-def test_a_stale_part_is_written_anew_and_the_prose_around_it_is_kept():
+def test_a_stale_part_is_written_anew_and_the_prose_around_it_is_kept() -> None:
     stale = "before\n<!-- begin error codes: x -->\n| old |\n<!-- end error codes -->\nafter\n"
     fresh = generate.rendered(stale)
     assert fresh.startswith("before\n<!-- begin error codes: x -->\n\n| code | meaning |")
@@ -41,8 +44,10 @@ def test_a_stale_part_is_written_anew_and_the_prose_around_it_is_kept():
     assert generate.rendered(fresh) == fresh
 
 
-def test_the_check_fails_on_a_stale_document_and_writing_mends_it(tmp_path, monkeypatch, capsys):
-    def run(*options):
+def test_the_check_fails_on_a_stale_document_and_writing_mends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*options: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["generate.py", *options])
         return generate.main(), capsys.readouterr().out
 
@@ -61,6 +66,6 @@ def test_the_check_fails_on_a_stale_document_and_writing_mends_it(tmp_path, monk
 
 
 @pytest.mark.parametrize("path", generate.DOCUMENTS, ids=lambda path: path.name)
-def test_links_between_documents_lead_somewhere(path):
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([\w./-]+)\)", path.read_text()):
         assert (path.parent / target).exists()

@@ -1,19 +1,29 @@
 """Unknown fields on every message, both ways, so that tolerance cannot rot."""
 
 import json
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hypercache_protocol import WIRE_1_0, WIRE_1_1, ReplyReceived
 from hypercache_protocol.codecs.json_lines import encode_reply, encode_request
-from hypercache_protocol.messages import StatusReply
-from hypercache_protocol.testing import SessionPair, byte_by_byte, exchanges, greased, unknown_fields, whole
+from hypercache_protocol.messages import Reply, Request, StatusReply
+from hypercache_protocol.testing import (
+    Cut,
+    SessionPair,
+    byte_by_byte,
+    exchanges,
+    greased,
+    unknown_fields,
+    whole,
+)
+from hypercache_protocol.versions import WireVersion
 
 VERSIONS = st.sampled_from([WIRE_1_0, WIRE_1_1])
 
 
-def objects_in(line):
+def objects_in(line: bytes) -> int:
     """How many objects a line has that take fields: itself, and the items of its lists."""
     fields = json.loads(line)
     lists = [value for value in fields.values() if isinstance(value, list)]
@@ -21,14 +31,16 @@ def objects_in(line):
 
 
 @given(exchanges(), unknown_fields(), st.sampled_from([whole, byte_by_byte]))
-def test_unknown_fields_change_nothing_and_are_all_counted(exchange, extra, cut):
+def test_unknown_fields_change_nothing_and_are_all_counted(
+    exchange: tuple[Request, Reply], extra: dict[str, Any], cut: Cut
+) -> None:
     request, reply = exchange
     pair = SessionPair(cut=cut, alter=lambda line: greased(line, extra))
     seen_request, seen_reply = pair.exchange(request, reply)
     assert seen_request == request
     assert pair.daemon.unknown_fields == len(extra) * objects_in(encode_request(request))
     if isinstance(reply, StatusReply):  # takes any field
-        assert seen_reply.model_extra.keys() == reply.model_extra.keys() | extra.keys()
+        assert seen_reply == StatusReply.model_validate({**(reply.model_extra or {}), **extra})
         assert pair.client.unknown_fields == 0
     else:
         assert seen_reply == reply
@@ -36,7 +48,12 @@ def test_unknown_fields_change_nothing_and_are_all_counted(exchange, extra, cut)
 
 
 @given(exchanges(WIRE_1_0), unknown_fields(), VERSIONS, VERSIONS)
-def test_every_pair_of_versions_stands_unknown_fields(exchange, extra, client_version, daemon_version):
+def test_every_pair_of_versions_stands_unknown_fields(
+    exchange: tuple[Request, Reply],
+    extra: dict[str, Any],
+    client_version: WireVersion,
+    daemon_version: WireVersion,
+) -> None:
     request, reply = exchange
     pair = SessionPair(
         client_version=client_version,
@@ -49,10 +66,13 @@ def test_every_pair_of_versions_stands_unknown_fields(exchange, extra, client_ve
 
 
 @given(st.lists(exchanges(), min_size=2, max_size=4), st.lists(unknown_fields(), min_size=1, max_size=3))
-def test_grease_leaves_a_pipeline_in_step(exchanges, extras):
+def test_grease_leaves_a_pipeline_in_step(
+    exchanges: list[tuple[Request, Reply]], extras: list[dict[str, Any]]
+) -> None:
     turns = iter(range(100))
     pair = SessionPair(alter=lambda line: greased(line, extras[next(turns) % len(extras)]))
     pair.ask(*(request for request, _ in exchanges))
     answered = pair.answer(*((number, reply) for number, (_, reply) in enumerate(exchanges)))
-    assert [type(event) for event in answered] == [ReplyReceived] * len(exchanges)
-    assert [type(event.reply) for event in answered] == [type(reply) for _, reply in exchanges]
+    seen = [type(event.reply) for event in answered if isinstance(event, ReplyReceived)]
+    assert seen == [type(reply) for _, reply in exchanges]
+    assert len(answered) == len(exchanges)

@@ -20,9 +20,10 @@ from hypercache_protocol.messages import (
     Ping,
     Purge,
     RecordTelemetry,
+    Request,
     StageWrite,
 )
-from hypercache_protocol.versions import WIRE_1_0, WIRE_1_1
+from hypercache_protocol.versions import WIRE_1_0, WIRE_1_1, WireVersion
 
 URI = "hypercache://m/a"
 DIGEST = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -119,16 +120,16 @@ LINES = [
 
 @pytest.mark.parametrize("version", [WIRE_1_0, WIRE_1_1], ids=str)
 @pytest.mark.parametrize(("line", "request_"), LINES, ids=[line[:40].decode() for line, _ in LINES])
-def test_a_request_of_0_9_0_is_read_whole(line, request_, version):
+def test_a_request_of_0_9_0_is_read_whole(line: bytes, request_: Request, version: WireVersion) -> None:
     assert decode_request(line, version) == (request_, 0)
 
 
 @pytest.mark.parametrize(("line", "request_"), LINES, ids=[line[:40].decode() for line, _ in LINES])
-def test_the_same_request_sent_to_an_old_daemon_says_the_same(line, request_):
+def test_the_same_request_sent_to_an_old_daemon_says_the_same(line: bytes, request_: Request) -> None:
     assert json.loads(encode_request(request_, WIRE_1_0)) == json.loads(line)
     # and the line is what the old client's own json.dumps makes of it
     assert json.dumps(json.loads(line)).encode() == line
 
 
-def test_every_action_of_0_9_0_is_among_them():
+def test_every_action_of_0_9_0_is_among_them() -> None:
     assert {type(request) for _, request in LINES} == set(REPLIES)

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,16 +34,28 @@ from hypercache_protocol.messages import (
     MissReply,
     Ping,
     PongReply,
+    Reply,
+    Request,
     StatusReply,
 )
-from hypercache_protocol.testing import SessionPair, byte_by_byte, cut_at, events, exchanges, requests, whole
+from hypercache_protocol.testing import (
+    Cut,
+    SessionPair,
+    byte_by_byte,
+    cut_at,
+    events,
+    exchanges,
+    requests,
+    whole,
+)
+from hypercache_protocol.versions import WireVersion
 
 CUTS = st.just(whole) | st.just(byte_by_byte) | st.lists(st.integers(0, 1 << 16)).map(cut_at)
 SMALL = Limits(max_request_bytes=64, max_reply_bytes=256)
 LOCATE = Locate(uri="a")
 
 
-def asked(*requests, **options):
+def asked(*requests: Request, **options: Any) -> Session:
     """A client that has sent `requests`."""
     client = Session(Role.CLIENT, **options)
     for request in requests:
@@ -56,7 +69,9 @@ GARBAGE = st.binary(max_size=20).map(lambda data: data.replace(b"\n", b"") + b"\
 
 
 @given(st.lists(requests().map(encode_request) | GARBAGE), st.binary(max_size=9), CUTS)
-def test_a_daemon_makes_the_same_events_however_the_requests_were_cut(lines, tail, cut):
+def test_a_daemon_makes_the_same_events_however_the_requests_were_cut(
+    lines: list[bytes], tail: bytes, cut: Cut
+) -> None:
     data = b"".join(lines) + tail.replace(b"\n", b"")
     expected = events(Session(Role.DAEMON), data, whole)
     assert len(expected) == len(lines)
@@ -64,7 +79,9 @@ def test_a_daemon_makes_the_same_events_however_the_requests_were_cut(lines, tai
 
 
 @given(st.lists(exchanges(), max_size=4), st.binary(max_size=9), CUTS)
-def test_a_client_makes_the_same_events_however_the_replies_were_cut(exchanges, tail, cut):
+def test_a_client_makes_the_same_events_however_the_replies_were_cut(
+    exchanges: list[tuple[Request, Reply]], tail: bytes, cut: Cut
+) -> None:
     sent = [request for request, _ in exchanges]
     data = b"".join(encode_reply(reply) for _, reply in exchanges) + tail.replace(b"\n", b"")
     expected = [ReplyReceived(number, reply) for number, (_, reply) in enumerate(exchanges)]
@@ -72,7 +89,7 @@ def test_a_client_makes_the_same_events_however_the_replies_were_cut(exchanges, 
 
 
 @pytest.mark.parametrize("first", [encode_request(LOCATE), b"not json\n"])
-def test_two_requests_split_at_every_place_are_the_same_two(first):
+def test_two_requests_split_at_every_place_are_the_same_two(first: bytes) -> None:
     data = first + encode_request(Ping())
     expected = events(Session(Role.DAEMON), data, whole)
     assert len(expected) == 2
@@ -81,7 +98,9 @@ def test_two_requests_split_at_every_place_are_the_same_two(first):
 
 
 @given(st.lists(exchanges(), max_size=4), CUTS, CUTS)
-def test_pipelined_requests_are_answered_in_their_order(exchanges, cut_there, cut_back):
+def test_pipelined_requests_are_answered_in_their_order(
+    exchanges: list[tuple[Request, Reply]], cut_there: Cut, cut_back: Cut
+) -> None:
     pair = SessionPair(cut=cut_there)
     asked = pair.ask(*(request for request, _ in exchanges))
     assert asked == [RequestReceived(number, request) for number, (request, _) in enumerate(exchanges)]
@@ -92,33 +111,33 @@ def test_pipelined_requests_are_answered_in_their_order(exchanges, cut_there, cu
     assert (pair.client.pending, pair.daemon.pending) == (0, 0)
 
 
-def test_64_lookups_in_one_piece():
+def test_64_lookups_in_one_piece() -> None:
     pair = SessionPair()
     lookups = [Locate(uri=f"hypercache://{number}", auto_ingest=False) for number in range(64)]
-    assert [event.request for event in pair.ask(*lookups)] == lookups
+    assert pair.ask(*lookups) == [RequestReceived(number, lookup) for number, lookup in enumerate(lookups)]
     assert pair.client.pending == pair.daemon.pending == 64
     answered = pair.answer(*((number, MissReply()) for number in range(64)))
-    assert [event.request_id for event in answered] == list(range(64))
+    assert answered == [ReplyReceived(number, MissReply()) for number in range(64)]
 
 
 # -- the end -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", Role)
-def test_before_anything_came_data_is_needed(role):
+def test_before_anything_came_data_is_needed(role: Role) -> None:
     session = Session(role)
     assert session.next_event() is NEED_DATA
     assert repr(NEED_DATA) == "NEED_DATA"
 
 
 @pytest.mark.parametrize("role", Role)
-def test_the_end_is_told_again_and_again(role):
+def test_the_end_is_told_again_and_again(role: Role) -> None:
     session = Session(role)
     session.receive_data(b"")
     assert [session.next_event() for _ in range(3)] == [ConnectionClosed()] * 3
 
 
-def test_what_came_whole_before_the_end_is_still_told():
+def test_what_came_whole_before_the_end_is_still_told() -> None:
     daemon = Session(Role.DAEMON)
     daemon.receive_data(encode_request(LOCATE) + encode_request(CommitWrite(uri="a"))[:-1])
     daemon.receive_data(b"")
@@ -127,7 +146,7 @@ def test_what_came_whole_before_the_end_is_still_told():
     assert daemon.next_event() == ConnectionClosed()
 
 
-def test_a_client_keeps_what_it_asked_when_the_daemon_goes():
+def test_a_client_keeps_what_it_asked_when_the_daemon_goes() -> None:
     client = asked(LOCATE)
     assert events(client, b'{"status":"HI') == []
     client.receive_data(b"")
@@ -138,7 +157,7 @@ def test_a_client_keeps_what_it_asked_when_the_daemon_goes():
 # -- a daemon and wrong requests -----------------------------------------------------------------------
 
 
-def test_a_wrong_request_is_answered_in_its_turn_and_the_next_is_read():
+def test_a_wrong_request_is_answered_in_its_turn_and_the_next_is_read() -> None:
     daemon = Session(Role.DAEMON)
     data = encode_request(LOCATE) + b'{"action":"fly"}\n' + encode_request(Ping())
     first, second, third = events(daemon, data)
@@ -157,7 +176,7 @@ def test_a_wrong_request_is_answered_in_its_turn_and_the_next_is_read():
     assert [json.loads(line)["status"] for line in sent] == ["MISS", "ERROR", "PONG"]
 
 
-def test_a_request_that_is_too_long_is_the_last_that_is_read():
+def test_a_request_that_is_too_long_is_the_last_that_is_read() -> None:
     daemon = Session(Role.DAEMON, limits=SMALL)
     found = events(daemon, encode_request(Ping()) + b"x" * 65 + b"\n" + encode_request(Ping()))
     assert found[0] == RequestReceived(0, Ping())
@@ -174,7 +193,7 @@ def test_a_request_that_is_too_long_is_the_last_that_is_read():
 
 
 @pytest.mark.parametrize("cut", [whole, byte_by_byte, cut_at([64]), cut_at([65])])
-def test_a_request_of_exactly_the_limit_is_read_and_one_byte_more_is_not(cut):
+def test_a_request_of_exactly_the_limit_is_read_and_one_byte_more_is_not(cut: Cut) -> None:
     room = 64 - len(encode_request(Locate(uri="x"))) + 2
     longest = encode_request(Locate(uri="x" * room))
     assert len(longest) == 64 + 1
@@ -187,7 +206,7 @@ def test_a_request_of_exactly_the_limit_is_read_and_one_byte_more_is_not(cut):
     assert first.fatal
 
 
-def test_a_client_sends_a_request_of_exactly_the_limit_and_no_longer_one():
+def test_a_client_sends_a_request_of_exactly_the_limit_and_no_longer_one() -> None:
     room = 64 - len(encode_request(Locate(uri="x"))) + 2
     client = Session(Role.CLIENT, limits=SMALL)
     assert len(client.send_request(Locate(uri="x" * room))[1]) == 64 + 1
@@ -196,7 +215,7 @@ def test_a_client_sends_a_request_of_exactly_the_limit_and_no_longer_one():
     assert client.pending == 1
 
 
-def test_after_a_fatal_event_no_memory_grows():
+def test_after_a_fatal_event_no_memory_grows() -> None:
     daemon = Session(Role.DAEMON, limits=SMALL)
     events(daemon, b"x" * 65)
     tracemalloc.start()
@@ -223,7 +242,7 @@ BAD_REPLIES = {
 
 
 @pytest.mark.parametrize("data", BAD_REPLIES.values(), ids=BAD_REPLIES.keys())
-def test_a_client_gives_the_connection_up_over_a_wrong_reply(data):
+def test_a_client_gives_the_connection_up_over_a_wrong_reply(data: bytes) -> None:
     client = asked(LOCATE, LOCATE, limits=SMALL)
     client.receive_data(data + encode_reply(MissReply()))
     with pytest.raises(RemoteProtocolError):
@@ -233,7 +252,7 @@ def test_a_client_gives_the_connection_up_over_a_wrong_reply(data):
     assert events(client, encode_reply(MissReply())) == [ConnectionClosed()]
 
 
-def test_a_reply_that_nobody_asked_for_is_never_taken_for_the_next_one_s():
+def test_a_reply_that_nobody_asked_for_is_never_taken_for_the_next_one_s() -> None:
     client = asked(LOCATE)
     client.receive_data(encode_reply(MissReply()) * 2)
     assert client.next_event() == ReplyReceived(0, MissReply())
@@ -243,7 +262,7 @@ def test_a_reply_that_nobody_asked_for_is_never_taken_for_the_next_one_s():
     assert client.next_event() == ConnectionClosed()
 
 
-def test_an_error_reply_answers_its_own_request_only():
+def test_an_error_reply_answers_its_own_request_only() -> None:
     client = asked(LOCATE, Ping())
     found = events(client, encode_reply(ErrorReply(error_message="no")) + encode_reply(PongReply()))
     assert found == [ReplyReceived(0, ErrorReply(error_message="no")), ReplyReceived(1, PongReply())]
@@ -253,7 +272,7 @@ def test_an_error_reply_answers_its_own_request_only():
 
 
 @pytest.mark.parametrize("request_id", [1, 2, -1, 7])
-def test_replies_out_of_order_are_refused_and_nothing_is_lost(request_id):
+def test_replies_out_of_order_are_refused_and_nothing_is_lost(request_id: int) -> None:
     pair = SessionPair()
     pair.ask(LOCATE, LOCATE, LOCATE)
     with pytest.raises(LocalProtocolError, match=f"request {request_id} is not the next to be answered"):
@@ -261,7 +280,7 @@ def test_replies_out_of_order_are_refused_and_nothing_is_lost(request_id):
     assert pair.answer((0, MissReply())) == [ReplyReceived(0, MissReply())]
 
 
-def test_a_reply_is_sent_once_and_not_unasked():
+def test_a_reply_is_sent_once_and_not_unasked() -> None:
     pair = SessionPair()
     with pytest.raises(LocalProtocolError):
         pair.daemon.send_reply(0, MissReply())
@@ -274,7 +293,7 @@ def test_a_reply_is_sent_once_and_not_unasked():
 @pytest.mark.parametrize(
     "reply", [StatusReply(long="x" * 257), StatusReply(bad="\ud800")], ids=["long", "not json"]
 )
-def test_a_reply_that_cannot_be_sent_leaves_its_request_to_be_answered(reply):
+def test_a_reply_that_cannot_be_sent_leaves_its_request_to_be_answered(reply: Reply) -> None:
     pair = SessionPair(limits=SMALL)
     pair.ask(GetStatus())
     with pytest.raises(LocalProtocolError):
@@ -294,13 +313,15 @@ HIT = HitReply(
 
 
 @given(exchanges(WIRE_1_0), st.sampled_from([(WIRE_1_0, (1, 1)), ((1, 1), WIRE_1_0), (WIRE_1_0, WIRE_1_0)]))
-def test_what_both_versions_have_passes_between_them(exchange, versions):
+def test_what_both_versions_have_passes_between_them(
+    exchange: tuple[Request, Reply], versions: tuple[WireVersion, WireVersion]
+) -> None:
     pair = SessionPair(client_version=versions[0], daemon_version=versions[1])
     assert pair.exchange(*exchange) == exchange
     assert (pair.client.unknown_fields, pair.daemon.unknown_fields) == (0, 0)
 
 
-def test_a_new_client_and_an_old_daemon():
+def test_a_new_client_and_an_old_daemon() -> None:
     pair = SessionPair(daemon_version=WIRE_1_0)
     seen, reply = pair.exchange(
         CommitWrite(uri="a", chunk_checksums=(1, 2), stage_id="s", local_only=True),
@@ -311,14 +332,15 @@ def test_a_new_client_and_an_old_daemon():
     assert reply == CommittedReply(object_size=1, sync_status="COMMITTED")
 
 
-def test_an_old_client_and_a_new_daemon():
+def test_an_old_client_and_a_new_daemon() -> None:
     pair = SessionPair(client_version=WIRE_1_0)
     _, reply = pair.exchange(LOCATE, HIT)
+    assert isinstance(reply, HitReply)
     assert (reply.sync_status, reply.generation, reply.chunk_layout[0].checksum) == (None, None, None)
     assert pair.client.unknown_fields == 3
 
 
-def test_a_client_held_to_1_0_cannot_ask_for_what_its_daemon_would_ignore():
+def test_a_client_held_to_1_0_cannot_ask_for_what_its_daemon_would_ignore() -> None:
     pair = SessionPair(client_version=WIRE_1_0)
     with pytest.raises(LocalProtocolError, match=r"local_only needs wire 1\.1"):
         pair.ask(CommitWrite(uri="a", local_only=True))
