@@ -47,11 +47,13 @@ def within(limit_s: float, call: Callable[[], object]) -> BackendError:
 def serving(answer: Callable[[socket.socket], object]) -> Iterator[str]:
     """An endpoint whose connections are handled by `answer`, one after the other."""
     listener = socket.create_server(("127.0.0.1", 0))
+    accepted: list[socket.socket] = []
 
     def accept_all() -> None:
         with contextlib.suppress(OSError):  # the listener was shut down
             while True:
                 connection, _ = listener.accept()
+                accepted.append(connection)
                 with connection, contextlib.suppress(OSError):  # the client gave up
                     answer(connection)
 
@@ -60,7 +62,9 @@ def serving(answer: Callable[[socket.socket], object]) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        listener.shutdown(socket.SHUT_RDWR)
+        for stuck in (listener, *accepted):  # the client keeps its connections for later
+            with contextlib.suppress(OSError):
+                stuck.shutdown(socket.SHUT_RDWR)
         thread.join()
         listener.close()
 
