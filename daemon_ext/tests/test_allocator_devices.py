@@ -107,6 +107,15 @@ def test_a_fuller_device_sits_out_turns_only_in_proportion() -> None:
     assert "111" not in "".join(map(str, devices)), "its turns are spread"
 
 
+def test_a_device_that_has_become_the_freest_owes_no_turns() -> None:
+    allocator = pool(GIB, 64 * MIB)
+    assert [allocated(allocator, CHUNK_SIZE)[0].device for _ in range(8)] == [0, 1, 0, 1, 0, 0, 0, 0]
+    allocator.exclude(0)
+    assert allocated(allocator, CHUNK_SIZE)[0].device == 1
+    allocator.include(0)
+    assert [allocated(allocator, CHUNK_SIZE)[0].device for _ in range(4)] == [0, 1, 0, 1]
+
+
 # -- exclusion ---------------------------------------------------------------------------------------
 
 

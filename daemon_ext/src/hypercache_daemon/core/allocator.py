@@ -59,7 +59,7 @@ class Allocator:
             for device, size_bytes in sorted(capacities.items())
         }
         self._close_ring()
-        self._start = 0
+        self._last_start: _Device | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -86,13 +86,13 @@ class Allocator:
             return None
         freest_blocks = max(free_blocks, default=0)
         extents: list[Extent] = []
-        position = self._start
+        position = self._last_start.position + 1 if self._last_start else 0
         while blocks_left:
             wanted_blocks = min(SLOT_BLOCKS, blocks_left)
             device, block_count = self._next_turn(position, wanted_blocks, freest_blocks)
             position = device.position + 1
             if not extents:
-                self._start = position
+                self._last_start = device
             blocks_left -= block_count
             length = block_count * ALIGNMENT if blocks_left else size_bytes
             size_bytes -= length

@@ -68,7 +68,7 @@ class FreeSpace:
     def claim(self, slot: int, first: int, end: int) -> bool:
         """Takes these very blocks; False, and nothing has changed, where one of them is not free."""
         if end - first == SLOT_BLOCKS:
-            if self._index.hole_in(slot) != SLOT_BLOCKS:
+            if self._index.hole_in[slot] != SLOT_BLOCKS:
                 return False
             self._index.move(slot, 0)
         else:
@@ -83,7 +83,7 @@ class FreeSpace:
     def release(self, slot: int, first: int, end: int) -> bool:
         """Frees these blocks; False, and nothing has changed, where one of them is free already."""
         if end - first == SLOT_BLOCKS:
-            if self._index.hole_in(slot):
+            if self._index.hole_in[slot]:
                 return False
             self._index.move(slot, SLOT_BLOCKS)
         else:
@@ -96,7 +96,7 @@ class FreeSpace:
         return True
 
     def _bounds_of(self, slot: int) -> array[int]:
-        largest = self._index.hole_in(slot)
+        largest = self._index.hole_in[slot]
         if largest == 0:
             return array("H")
         if largest == SLOT_BLOCKS:
@@ -105,7 +105,7 @@ class FreeSpace:
 
     def _fill(self, slot: int, bounds: array[int], at: int, first: int, end: int) -> None:
         """Takes a run out of the hole that ends at `bounds[at]`; only the largest one needs a new look."""
-        was_largest = bounds[at] - bounds[at - 1] == self._index.hole_in(slot)
+        was_largest = bounds[at] - bounds[at - 1] == self._index.hole_in[slot]
         _toggle(bounds, at, first, end)
         if was_largest:
             self._file(slot, bounds, _largest_hole(bounds))
@@ -115,7 +115,7 @@ class FreeSpace:
         _toggle(bounds, at, first, end)
         at = bisect_right(bounds, first)
         hole = bounds[at] - bounds[at - 1]
-        if hole > self._index.hole_in(slot):
+        if hole > self._index.hole_in[slot]:
             self._file(slot, bounds, hole)
 
     def _file(self, slot: int, bounds: array[int], largest: int) -> None:
@@ -167,11 +167,11 @@ class _SlotIndex:
     The last entry of the arrays ends every list; it may be written to and is never read.
     """
 
-    __slots__ = ("_end", "_heads", "_holes", "_next", "_present", "_previous", "largest", "whole_slots")
+    __slots__ = ("_end", "_heads", "_next", "_present", "_previous", "hole_in", "largest", "whole_slots")
 
     def __init__(self, whole_slots: int) -> None:
         self._end = end = whole_slots + 1  # one slot more than whole ones: the device's short last one
-        self._holes = array("H", [SLOT_BLOCKS]) * whole_slots + array("H", [0, 0])
+        self.hole_in = array("H", [SLOT_BLOCKS]) * whole_slots + array("H", [0, 0])
         self._heads = array("I", [end]) * (SLOT_BLOCKS + 1)
         self._next = array("I", range(1, end + 2))
         self._previous = array("I", [end]) + array("I", range(end))
@@ -184,17 +184,14 @@ class _SlotIndex:
             self._present[SLOT_BLOCKS] = 1
             self.largest = SLOT_BLOCKS
 
-    def hole_in(self, slot: int) -> int:
-        return self._holes[slot]
-
     def tightest(self, block_count: int) -> int:
         """A slot whose largest hole has at least `block_count` blocks and no more than it must."""
         return self._heads[self._present.find(1, block_count)]
 
     def move(self, slot: int, hole: int) -> None:
         """Files `slot` under `hole`; a full slot (0) is in no list."""
-        before = self._holes[slot]
-        self._holes[slot] = hole
+        before = self.hole_in[slot]
+        self.hole_in[slot] = hole
         self.whole_slots += (hole == SLOT_BLOCKS) - (before == SLOT_BLOCKS)
         if before:
             self._unlink(slot, before)
