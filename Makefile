@@ -7,8 +7,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := protocol daemon_ext connector compat_tests benchmarks
 PYTEST_ARGS ?=
+# Byte code is made when a module is first imported: most of what LMCache brings along never is.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
 export LMCACHE_TRACK_USAGE := false
 export LMCACHE_DISABLE_BANNER := 1
@@ -24,8 +25,8 @@ test: check
 
 check: $(STAMP)
 	@echo "== lint, format, types, import contracts =="
-	@$(BIN)/ruff check $(SOURCES)
-	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
@@ -33,8 +34,8 @@ bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py
 
 format: $(STAMP)
-	@$(BIN)/ruff check --fix $(SOURCES)
-	@$(BIN)/ruff format $(SOURCES)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
@@ -46,11 +47,11 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else \
 	    "Python 3.10 to 3.13 is needed and $(PYTHON) is %d.%d: run make with PYTHON=python3.12, say" % v)'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check --upgrade "pip>=25.1"
+	@$(INSTALL) --upgrade "pip>=25.1"
 	@echo "== 2 of 4: torch, the build without a GPU (about 200 MB) =="
-	@$(BIN)/python -m pip install --disable-pip-version-check "torch==2.13.0" "numpy<=2.2.6"
+	@$(INSTALL) "torch==2.13.0" "numpy<=2.2.6"
 	@echo "== 3 of 4: LMCache, the tools and this project =="
-	@$(BIN)/python -m pip install --disable-pip-version-check -e ".[daemon,lmcache]" --group dev
+	@$(INSTALL) -e ".[daemon,lmcache]" --group dev
 	@echo "== 4 of 4: the released clients that the suite drives, each in its own folder =="
 	@$(BIN)/python -m hypercache_compat.releases
 	@touch $@
