@@ -171,6 +171,7 @@ def measure(
     """
     result = Result()
     with tempfile.TemporaryDirectory(prefix="hc") as folder, ExitStack() as stack:
+        show(f"importing LMCache in {len(peers)} processes, one for each peer")
         hosts = {peer: stack.enter_context(BenchHost(Path(folder, "log"))) for peer in peers}
         for number in range(rounds):
             for turn in turns(storages, peers, number, word):

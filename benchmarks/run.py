@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import argparse
 import platform
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import adapters
@@ -76,8 +78,22 @@ def run_script(name: str) -> None:
     subprocess.run([sys.executable, str(Path(__file__).with_name(name))], check=True)
 
 
+def _ended(number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(number)  # so that devices are detached and daemons stopped
+
+
 def main() -> int:
-    """Run the parts, print, record."""
+    """Run the parts, print, record; Ctrl-C and SIGTERM clean up too."""
+    signal.signal(signal.SIGTERM, _ended)
+    try:
+        return run()
+    except KeyboardInterrupt:
+        print("interrupted; everything is cleaned up", file=sys.stderr)
+        return 130
+
+
+def run() -> int:
+    """Run the parts, print, record; gives the exit status."""
     arguments = parsed()
     parts = chosen_parts(arguments)
     about: dict[str, Any] = {
