@@ -226,6 +226,7 @@ def _engine(settings: Config, counters: Counters) -> Engine:
         settings.timeout_s,
         probe_interval_s=settings.probe_interval_s,
         on_new_instance=devices.forget_all,
+        version=settings.wire,
     )
     return Engine(
         client=client,

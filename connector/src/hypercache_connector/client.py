@@ -9,6 +9,8 @@ Rules:
    background probe gets an answer.
 4. A reply tells nothing about which daemon sent it; so whenever the instance changes, `on_new_instance`
    is called before any reply of the new one is handed out.
+5. Each new connection begins with a hello. A daemon that does not answer it as one of wire 2 is spoken to
+   in wire 1 within a second.
 """
 
 from __future__ import annotations
@@ -18,13 +20,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import TypeVar
 
+from hypercache_protocol import WIRE_1_1, WIRE_2_0, WireVersion
 from hypercache_protocol.messages import Reply, Request
+from hypercache_protocol.versions import LATEST
 
 from .connection import Connection, DaemonUnavailable, DeadBeforeSending
 from .outcomes import Outcome, logger
 
+_T = TypeVar("_T")
+
 _MAX_KEPT = 64
+HELLO_TIMEOUT_S = 0.5
+"""How long a daemon may take to answer a hello before wire 1 is tried on a new connection."""
 
 
 def _ignored() -> None:
@@ -41,11 +50,13 @@ class Client:
         *,
         probe_interval_s: float = 1.0,
         on_new_instance: Callable[[], None] = _ignored,
+        version: WireVersion = LATEST,
     ) -> None:
         self.socket_path = socket_path
         self._timeout_s = timeout_s
         self._probe_interval_s = probe_interval_s
         self._on_new_instance = on_new_instance
+        self._version = version
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
@@ -67,16 +78,30 @@ class Client:
             DaemonUnavailable: none of the requests may be taken for carried out, nor for not.
             LocalProtocolError: the wire can't carry one of the requests.
         """
-        if not requests:
-            return []
+        return (
+            self._carried_out(lambda connection, by: connection.exchange(requests, by), needs)
+            if requests
+            else []
+        )
+
+    def lookup(self, uris: Sequence[str], *, needs: frozenset[str] = frozenset()) -> list[Outcome]:
+        """OK for each uri that a load could verify now, else why not; all within `timeout_s`.
+
+        Raises:
+            DaemonUnavailable, LocalProtocolError: as for `exchange`.
+        """
+        return self._carried_out(lambda connection, by: connection.lookup(uris, by), needs) if uris else []
+
+    def _carried_out(self, work: Callable[[Connection, float], list[_T]], needs: frozenset[str]) -> list[_T]:
+        """What `work` gives on a connection of its own, by the deadline that it is told."""
         self._drop_connections_of_parent_process()
         self._refuse_if_closed_or_open()
         deadline = time.monotonic() + self._timeout_s
         try:
             try:
-                return self._attempt(self._kept() or self._connect(deadline), requests, needs, deadline)
+                return self._attempt(self._kept() or self._connect(deadline), work, needs, deadline)
             except DeadBeforeSending:
-                return self._attempt(self._connect(deadline), requests, needs, deadline)
+                return self._attempt(self._connect(deadline), work, needs, deadline)
         except DaemonUnavailable as error:
             if self._closed.is_set():
                 raise DaemonUnavailable(Outcome.CLOSED, "the client was closed") from None
@@ -116,8 +141,12 @@ class Client:
     # -- one attempt -------------------------------------------------------------------------------------
 
     def _attempt(
-        self, connection: Connection, requests: Sequence[Request], needs: frozenset[str], deadline: float
-    ) -> list[Reply]:
+        self,
+        connection: Connection,
+        work: Callable[[Connection, float], list[_T]],
+        needs: frozenset[str],
+        deadline: float,
+    ) -> list[_T]:
         missing = needs - connection.features
         if missing:
             self._give_back(connection)
@@ -126,12 +155,12 @@ class Client:
                 f"the daemon lacks {', '.join(sorted(missing))}; upgrade it to wire 1.1 or newer",
             )
         try:
-            replies = connection.exchange(requests, deadline)
+            results = work(connection, deadline)
         except BaseException:
             self._discard(connection)
             raise
         self._give_back(connection)
-        return replies
+        return results
 
     def _refuse_if_closed_or_open(self) -> None:
         if self._closed.is_set():
@@ -156,7 +185,20 @@ class Client:
             self._discard(connection)
 
     def _connect(self, deadline: float) -> Connection:
-        connection = Connection(self.socket_path, deadline, self._closed)
+        """A connection to a daemon of any wire. Each asks anew for the best: the daemon may have been
+        upgraded since the last one."""
+        if self._version.major >= WIRE_2_0.major:
+            try:
+                return self._greeted(min(deadline, time.monotonic() + HELLO_TIMEOUT_S), self._version)
+            except DaemonUnavailable as error:
+                if self._closed.is_set():
+                    raise
+                # What an old daemon makes of a hello is unknown: nonsense, silence or a closed connection.
+                logger.debug("%s: no wire 2: %s", self.socket_path, error)
+        return self._greeted(deadline, min(self._version, WIRE_1_1))
+
+    def _greeted(self, deadline: float, version: WireVersion) -> Connection:
+        connection = Connection(self.socket_path, deadline, self._closed, version)
         with self._lock:
             self._busy.add(connection)  # before the greeting, so that `close` can interrupt it
             if self._closed.is_set():

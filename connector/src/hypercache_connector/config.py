@@ -15,7 +15,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
-from hypercache_protocol import Tier
+from hypercache_protocol import Tier, WireVersion
+from hypercache_protocol.versions import LATEST, RELEASED
 
 from .keys import MAX_NAMESPACE_BYTES
 
@@ -50,6 +51,13 @@ def _word(kind: type[Enum]) -> BeforeValidator:
     return BeforeValidator(member)
 
 
+def _wire_version(value: object) -> WireVersion:
+    for version in RELEASED:
+        if value == str(version):
+            return version
+    raise ValueError(f"must be one of {', '.join(repr(str(version)) for version in RELEASED)}")
+
+
 class Config(BaseModel):
     """Every parameter with its default; README.md says what each one is for."""
 
@@ -60,6 +68,7 @@ class Config(BaseModel):
     tier: Annotated[Tier, _word(Tier)] = Tier.NVME
     direct_io: Annotated[DirectIo, _word(DirectIo)] = DirectIo.AUTO
     overwrite: bool = False
+    wire: Annotated[WireVersion, BeforeValidator(_wire_version)] = LATEST
     timeout_s: Seconds = 5.0
     transfer_timeout_s: Seconds = 30.0
     probe_interval_s: Seconds = 1.0

@@ -16,19 +16,33 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version as distribution_version
+from typing import TypeVar
 
 from hypercache_protocol import (
     NEED_DATA,
+    WIRE_1_1,
+    WIRE_2_0,
     ConnectionClosed,
+    InvalidMessage,
     ProtocolError,
     ReplyReceived,
     Role,
     Session,
+    WireVersion,
 )
-from hypercache_protocol.messages import Ping, PongReply, Reply, Request
+from hypercache_protocol.batches import Hello, HelloLimits, HelloReply, LocatedMany
+from hypercache_protocol.layout import unpacked_bits
+from hypercache_protocol.messages import Locate, Ping, PongReply, Reply, Request
+from hypercache_protocol.negotiation import spoken
+from hypercache_protocol.versions import features_of
 
+from .batching import Batch, batched, presence_batches, replies_of
+from .layouts import doubt_about, refusal
 from .outcomes import Outcome
+
+_T = TypeVar("_T")
 
 WINDOW_REQUESTS = 64
 WINDOW_BYTES = 64 * 1024
@@ -55,17 +69,21 @@ class DeadBeforeSending(DaemonUnavailable):
 class Connection:
     """A connected socket and its Session; used by one thread at a time, `interrupt` by any."""
 
-    def __init__(self, socket_path: str, deadline: float, stop: threading.Event) -> None:
+    def __init__(
+        self, socket_path: str, deadline: float, stop: threading.Event, version: WireVersion = WIRE_1_1
+    ) -> None:
         """Connect; `greet` comes next.
 
         Args:
+            version: the newest wire to speak.
             deadline: on the monotonic clock.
             stop: gives up the attempt when set.
 
         Raises:
             DaemonUnavailable: nobody listens there, or accepts in time.
         """
-        self._session = Session(Role.CLIENT)
+        self._session = Session(Role.CLIENT, version=version)
+        self._limits: HelloLimits | None = None
         self._socket = _connected(socket_path, deadline, stop)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
@@ -73,18 +91,37 @@ class Connection:
         self.features: frozenset[str] = frozenset()
 
     def greet(self, deadline: float) -> None:
-        """Ask the daemon which one it is and what it can do.
+        """Ask the daemon which one it is and what it can do; go on in wire 2 if both sides can.
 
         Raises:
             DaemonUnavailable: it does not answer in time, or not like a daemon.
         """
-        (reply,) = self.exchange([Ping()], deadline)
+        if self._session.version.major >= WIRE_2_0.major and self._is_welcomed(deadline):
+            return
+        (reply,) = self._pipelined([Ping()], deadline)
         if not isinstance(reply, PongReply):
             raise DaemonUnavailable(
                 Outcome.DAEMON_GARBLED, f"the daemon answered a ping with {reply!r}"[:200]
             )
         self.instance_id = reply.instance_id
-        self.features = frozenset(reply.features or ())
+        self.features = frozenset(reply.features or ()) & features_of(self._session.version)
+
+    def _is_welcomed(self, deadline: float) -> bool:
+        """Say hello; False where the daemon is of wire 1 and said so."""
+        version = self._session.version
+        hello = Hello(
+            versions=spoken(version),
+            features=tuple(sorted(features_of(version))),
+            name="hypercache-connector",
+            version=distribution_version("hypercache-ext"),
+        )
+        (reply,) = self._pipelined([hello], deadline)
+        if not isinstance(reply, HelloReply) or not self._session.is_framed:
+            return False
+        self.instance_id = reply.instance_id
+        self.features = frozenset(reply.features)
+        self._limits = reply.limits
+        return True
 
     def exchange(self, requests: Sequence[Request], deadline: float) -> list[Reply]:
         """One reply for each request, in order.
@@ -93,9 +130,34 @@ class Connection:
             DaemonUnavailable: close the connection; no reply that came before it may be used.
             LocalProtocolError: the wire can't carry a request; close the connection too.
         """
+        if self._limits is None:
+            return self._pipelined(requests, deadline)
+        return self._in_batches(list(batched(requests, self._limits)), deadline, replies_of)
+
+    def lookup(self, uris: Sequence[str], deadline: float) -> list[Outcome]:
+        """OK for each uri that a load could verify now, else why not.
+
+        Raises:
+            DaemonUnavailable, LocalProtocolError: as for `exchange`.
+        """
+        if self._limits is None:
+            requests = [Locate(uri=uri, auto_ingest=False) for uri in uris]
+            return [doubt_about(reply) for reply in self._pipelined(requests, deadline)]
+        return self._in_batches(list(presence_batches(uris, self._limits)), deadline, _presence)
+
+    def _in_batches(
+        self, batches: Sequence[Batch], deadline: float, split: Callable[[Batch, Reply], list[_T]]
+    ) -> list[_T]:
+        replies = self._pipelined([batch.request for batch in batches], deadline)
+        try:
+            return [one for batch, reply in zip(batches, replies, strict=True) for one in split(batch, reply)]
+        except InvalidMessage as error:
+            raise DaemonUnavailable(Outcome.DAEMON_GARBLED, error.message) from None
+
+    def _pipelined(self, requests: Sequence[Request], deadline: float) -> list[Reply]:
         replies: list[Reply] = []
-        for data, count in self._windows(requests):
-            replies += self._round_trip(data, count, deadline, first=not replies)
+        for data, ids in self._windows(requests):
+            replies += self._round_trip(data, ids, deadline, first=not replies)
         return replies
 
     def is_out_of_step(self) -> bool:
@@ -113,30 +175,36 @@ class Connection:
 
     # -- one window --------------------------------------------------------------------------------------
 
-    def _windows(self, requests: Sequence[Request]) -> Iterator[tuple[bytes, int]]:
+    def _windows(self, requests: Sequence[Request]) -> Iterator[tuple[bytes, list[int]]]:
         pieces: list[bytes] = []
+        ids: list[int] = []
         size_bytes = 0
         for request in requests:
-            if pieces and (len(pieces) == WINDOW_REQUESTS or size_bytes >= WINDOW_BYTES):
-                yield b"".join(pieces), len(pieces)
-                pieces, size_bytes = [], 0
-            piece = self._session.send_request(request)[1]
+            if pieces and (len(pieces) == self._window_requests or size_bytes >= WINDOW_BYTES):
+                yield b"".join(pieces), ids
+                pieces, ids, size_bytes = [], [], 0
+            request_id, piece = self._session.send_request(request)
+            ids.append(request_id)
             pieces.append(piece)
             size_bytes += len(piece)
         if pieces:
-            yield b"".join(pieces), len(pieces)
+            yield b"".join(pieces), ids
 
-    def _round_trip(self, data: bytes, count: int, deadline: float, *, first: bool) -> list[Reply]:
+    @property
+    def _window_requests(self) -> int:
+        return min(WINDOW_REQUESTS, self._limits.max_in_flight) if self._limits else WINDOW_REQUESTS
+
+    def _round_trip(self, data: bytes, ids: Sequence[int], deadline: float, *, first: bool) -> list[Reply]:
         unsent = memoryview(data)
         unsent = unsent[self._send(unsent, untouched=first) :]
-        replies: list[Reply] = []
-        while unsent or len(replies) < count:
+        replies: dict[int, Reply] = {}
+        while unsent or len(replies) < len(ids):
             ready = self._wait(deadline, writing=bool(unsent))
             if ready & ~select.POLLOUT:
                 self._receive_into(replies)
             if unsent and ready & select.POLLOUT:
                 unsent = unsent[self._send(unsent, untouched=False) :]
-        return replies
+        return [replies[request_id] for request_id in ids]
 
     def _send(self, data: memoryview, *, untouched: bool) -> int:
         try:
@@ -160,19 +228,18 @@ class Connection:
             raise DaemonUnavailable(Outcome.DAEMON_LATE, "the daemon did not answer in time")
         return ready[0][1]
 
-    def _receive_into(self, replies: list[Reply]) -> None:
-        data = self._received()
-        self._session.receive_data(data)
+    def _receive_into(self, replies: dict[int, Reply]) -> None:
+        self._session.receive_data(self._received())
         try:
             while (event := self._session.next_event()) is not NEED_DATA:
                 match event:
-                    case ReplyReceived(reply=reply):
-                        replies.append(reply)
+                    case ReplyReceived(request_id=request_id, reply=reply):
+                        replies[request_id] = reply
                     case ConnectionClosed():
                         raise DaemonUnavailable(Outcome.DAEMON_GONE, "the daemon closed the connection")
         except ProtocolError as error:
             raise DaemonUnavailable(Outcome.DAEMON_GARBLED, str(error)) from None
-        if not self._session.pending and not data.endswith(b"\n"):
+        if not self._session.pending and self._session.has_unread_bytes:
             raise DaemonUnavailable(Outcome.DAEMON_GARBLED, "the daemon sent more than it was asked for")
 
     def _received(self) -> bytes:
@@ -180,6 +247,22 @@ class Connection:
             return self._socket.recv(_RECEIVE_BYTES)
         except OSError as error:
             raise DaemonUnavailable(Outcome.DAEMON_GONE, f"reading from the daemon failed: {error}") from None
+
+
+def _presence(batch: Batch, reply: Reply) -> list[Outcome]:
+    if not isinstance(reply, LocatedMany):
+        return [refusal(reply)] * batch.count
+    present = unpacked_bits(reply.present, batch.count)
+    verifiable = unpacked_bits(reply.verifiable, batch.count)
+    return [_PRESENCE[bits] for bits in zip(present, verifiable, strict=True)]
+
+
+_PRESENCE = {
+    (True, True): Outcome.OK,
+    (True, False): Outcome.UNVERIFIABLE,
+    (False, False): Outcome.ABSENT,
+    (False, True): Outcome.DAEMON_GARBLED,
+}
 
 
 def _connected(socket_path: str, deadline: float, stop: threading.Event) -> socket.socket:

@@ -27,6 +27,7 @@ class Outcome(str, Enum):
     STAGED = "staged"
     NO_SYNC_STATUS = "no_sync_status"
     NO_CHECKSUM = "no_checksum"
+    UNVERIFIABLE = "unverifiable"
     WRONG_SIZE = "wrong_size"
     BAD_LAYOUT = "bad_layout"
     DEVICE_FAILED = "device_failed"

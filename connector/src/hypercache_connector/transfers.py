@@ -15,10 +15,11 @@ from __future__ import annotations
 import errno
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from hypercache_protocol import LocalProtocolError, Tier
 from hypercache_protocol.messages import Evict, EvictedReply, Locate, Request
@@ -31,6 +32,8 @@ from .direct_io import Buffer
 from .layouts import Answer, ChunkTransfer, chunks_of, doubt_about, interleaved, refusal, transfers
 from .outcomes import Counters, Outcome, ThrottledLog
 from .workers import ChunkWorkers
+
+_Answer = TypeVar("_Answer")
 
 LOAD_NEEDS = frozenset({"chunk_checksums", "sync_status"})
 STORE_NEEDS = LOAD_NEEDS | {"local_only", "stage_id"}
@@ -64,7 +67,7 @@ class Engine:
 
 def lookup(engine: Engine, uris: Sequence[str]) -> list[Outcome]:
     """OK for each uri that a load could verify now; all are asked for in one exchange."""
-    outcomes = [doubt_about(reply) for reply in located(engine, uris)]
+    outcomes = _answered(engine, len(uris), lambda: engine.client.lookup(uris, needs=LOAD_NEEDS))
     engine.counters.add_outcomes("lookups", outcomes)
     return outcomes
 
@@ -167,14 +170,18 @@ def exchanged(
     engine: Engine, requests: Sequence[Request], needs: frozenset[str] = frozenset()
 ) -> list[Answer]:
     """What came of each request. An exchange that broke off says the same of all of them."""
+    return _answered(engine, len(requests), lambda: engine.client.exchange(requests, needs=needs))
+
+
+def _answered(engine: Engine, count: int, ask: Callable[[], Sequence[_Answer]]) -> list[_Answer | Outcome]:
     try:
-        return list(engine.client.exchange(requests, needs=needs))
+        return list(ask())
     except DaemonUnavailable as error:
         engine.log.note(error.outcome.value, "%s: %s", engine.client.socket_path, error)
-        return [error.outcome] * len(requests)
+        return [error.outcome] * count
     except LocalProtocolError as error:
         engine.log.note("unsendable", "a request cannot be sent: %s", error)
-        return [Outcome.INTERNAL_ERROR] * len(requests)
+        return [Outcome.INTERNAL_ERROR] * count
 
 
 def located(engine: Engine, uris: Sequence[str]) -> list[Answer]:

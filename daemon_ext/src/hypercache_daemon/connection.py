@@ -1,7 +1,8 @@
 """One client's connection: bytes to the session, requests to the handlers, replies back.
 
 Rules:
-1. On wire 1 requests are answered one by one, in order.
+1. On wire 1 requests are answered one by one, in order. On wire 2 those that wait are answered side by
+   side, up to a limit; at it nothing more is read.
 2. Nothing that a client sends or fails to read costs another client anything but its share of the CPU.
 3. Replies that are ready are never held back behind a request that waits.
 """
@@ -9,6 +10,8 @@ Rules:
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
@@ -42,6 +45,7 @@ class ConnectionLimits:
     """What one client may cost."""
 
     session: Limits
+    max_in_flight: int = 64
     send_timeout_s: float = 60.0
     drain_s: float = 2.0
     drain_bytes: int = 16 * 1024 * 1024
@@ -67,6 +71,8 @@ class Connection:
         self._limits = limits
         self._session = Session(Role.DAEMON, version=version, limits=limits.session)
         self._out = bytearray()
+        self._sending = trio.Lock()
+        self._slots = trio.Semaphore(limits.max_in_flight)
         self._reading = trio.CancelScope()
         self._stopping = False
 
@@ -77,19 +83,28 @@ class Connection:
 
     async def serve(self) -> None:
         """Serve until the end; the stream is closed on every way out."""
-        async with self._stream:
-            try:
-                await self._serve()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                log.debug("connection %d went away", self._id)
-            except trio.TooSlowError:
-                log.warning(
-                    "connection %d did not read its replies for %g s and was closed",
-                    self._id,
-                    self._limits.send_timeout_s,
-                )
+        async with self._stream, trio.open_nursery() as answering:
+            with self._farewell():
+                await self._serve(answering)
 
-    async def _serve(self) -> None:
+    @contextmanager
+    def _farewell(self) -> Iterator[None]:
+        """Takes it that the client is gone, or does not read."""
+        try:
+            yield
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            log.debug("connection %d went away", self._id)
+        except trio.TooSlowError:
+            log.warning(
+                "connection %d did not read its replies for %g s and was closed",
+                self._id,
+                self._limits.send_timeout_s,
+            )
+        else:
+            return
+        self.stop()
+
+    async def _serve(self, answering: trio.Nursery) -> None:
         for turn in count(1):
             event = self._session.next_event()
             match event:
@@ -99,7 +114,7 @@ class Connection:
                         return
                     await self._read()
                 case RequestReceived():
-                    await self._answer(event)
+                    await self._answer(event, answering)
                 case RequestRejected():
                     await self._reply(event.request_id, event.reply)
                     if event.fatal:
@@ -120,12 +135,26 @@ class Connection:
         with self._reading:
             self._session.receive_data(await self._stream.receive_some(_READ_BYTES))
 
-    async def _answer(self, event: RequestReceived) -> None:
+    async def _answer(self, event: RequestReceived, answering: trio.Nursery) -> None:
         reply = self._handlers.answer_now(event.request)
-        if reply is None:
-            await self._flush()
+        if reply is not None:
+            await self._reply(event.request_id, reply)
+            return
+        await self._flush()
+        if self._session.is_framed:
+            await self._slots.acquire()
+            answering.start_soon(self._answer_later, event)
+        else:
+            await self._reply(event.request_id, await self._handlers.answer(event.request, self._id))
+
+    async def _answer_later(self, event: RequestReceived) -> None:
+        try:
             reply = await self._handlers.answer(event.request, self._id)
-        await self._reply(event.request_id, reply)
+            with self._farewell():
+                await self._reply(event.request_id, reply)
+                await self._flush()
+        finally:
+            self._slots.release()
 
     async def _reply(self, request_id: int, reply: Reply) -> None:
         try:
@@ -138,10 +167,13 @@ class Connection:
             await self._flush()
 
     async def _flush(self) -> None:
-        if self._out:
-            out, self._out = self._out, bytearray()
-            with trio.fail_after(self._limits.send_timeout_s):
-                await self._stream.send_all(out)
+        if not self._out:
+            return
+        async with self._sending:
+            while self._out:
+                out, self._out = self._out, bytearray()
+                with trio.fail_after(self._limits.send_timeout_s):
+                    await self._stream.send_all(out)
 
     async def _refuse(self) -> None:
         """Send what is left, then read on for a moment: closing on unread bytes would reset the

@@ -23,7 +23,8 @@ from .backend import Backend
 from .config import Config
 from .connection import DEFAULT_LIMITS, ConnectionLimits
 from .flusher import Flusher
-from .handlers import Handlers, identity
+from .handlers import Handlers
+from .identity import Identity
 from .ingest import Ingester
 from .removal import Remover, run_janitor
 from .server import Server, bind, remove_socket
@@ -140,7 +141,7 @@ def _wired(
         flusher,
         ingester,
         tuple(device.info for device in opened.pool.devices),
-        identity(config.wire_version, _name(), uuid.uuid4().hex),
+        _identity(config, opened, limits),
         lambda: report(store, handlers, remover, flusher, ingester, server, lambda: store.clock() - started),
         Telemetry(),
         Counter(),
@@ -149,5 +150,12 @@ def _wired(
     return Parts(store, remover, flusher, ingester, handlers, server)
 
 
-def _name() -> str:
-    return f"hypercached {distribution_version('hypercache-ext')}"
+def _identity(config: Config, opened: Opened, limits: ConnectionLimits) -> Identity:
+    return Identity(
+        config.wire_version,
+        f"hypercached {distribution_version('hypercache-ext')}",
+        uuid.uuid4().hex,
+        tuple(device.path for device in opened.pool.devices),
+        limits.session,
+        limits.max_in_flight,
+    )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 from hypercache_protocol.errors import ErrorCode
+
+_T = TypeVar("_T")
 
 
 class DaemonError(Exception):
@@ -12,3 +17,11 @@ class DaemonError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+def sole(results: Sequence[_T | DaemonError]) -> _T:
+    """The one result of a batch of one, or its refusal raised."""
+    (result,) = results
+    if isinstance(result, DaemonError):
+        raise result
+    return result

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hypercache_protocol.errors import ErrorCode
+from hypercache_protocol.batches import CommitMany, EvictMany, Hello, LocateMany, StageMany
+from hypercache_protocol.errors import ErrorCode, InvalidMessage
 from hypercache_protocol.messages import (
     AppendWrite,
     CommittedReply,
@@ -44,13 +45,14 @@ from hypercache_protocol.messages import (
     WriteStatusReply,
 )
 from hypercache_protocol.states import SyncStatus
-from hypercache_protocol.versions import WireVersion, features_of, majors_up_to
 
+from . import batches
 from .catalog import CatalogError
 from .catalog_rows import Put
 from .core.objects import StagedWrite, StoredObject
-from .errors import DaemonError
+from .errors import DaemonError, sole
 from .flusher import Flusher
+from .identity import Identity
 from .ingest import Ingester
 from .removal import Remover
 from .store import Store
@@ -72,10 +74,13 @@ class Handlers:
     flusher: Flusher
     ingester: Ingester
     devices: tuple[DeviceInfo, ...]
-    identity: PongReply
+    identity: Identity
     report: Callable[[], dict[str, Any]]
     telemetry: Telemetry
     counters: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._pong = self.identity.pong()
 
     def answer_now(self, request: Request) -> Reply | None:
         """The reply, where it can be given without waiting; else None, and nothing has happened."""
@@ -95,7 +100,7 @@ class Handlers:
         """The reply to any request."""
         try:
             reply = await _WAITING[type(request)](self, request, connection_id)
-        except DaemonError as error:
+        except (DaemonError, InvalidMessage) as error:
             reply = ErrorReply(error_message=error.message, error_code=error.code)
         except (CatalogError, OSError) as error:
             log.error("%s failed: %s", request.action, error)
@@ -138,10 +143,10 @@ class Handlers:
         if stored is None:
             raise DaemonError(ErrorCode.NOT_FOUND, f"{request.uri} is not in the place that its name says")
         hit = self._hit(stored)
-        return hit if here is not None else IngestedReply.model_construct(**dict(hit))
+        return hit if here is not None else IngestedReply.trusted(**dict(hit))
 
     def _hit(self, stored: StoredObject) -> HitReply:
-        return HitReply.model_construct(
+        return HitReply.trusted(
             object_size=stored.size_bytes,
             chunk_layout=self.store.layout(stored.tier, stored.extents, stored.checksums),
             sync_status=stored.announced,
@@ -149,7 +154,7 @@ class Handlers:
         )
 
     def _staged_hit(self, staged: StagedWrite) -> HitReply:
-        return HitReply.model_construct(
+        return HitReply.trusted(
             object_size=staged.size_bytes,
             chunk_layout=self.store.layout(staged.tier, staged.extents),
             sync_status=SyncStatus.STAGED,
@@ -175,7 +180,8 @@ class Handlers:
             return now
 
     async def _evict(self, request: Evict, _: int) -> Reply:
-        return EvictedReply() if await self.remover.evict(request.uri) else MissReply()
+        (was_here,) = await self.remover.evict([request.uri])
+        return EvictedReply() if was_here else MissReply()
 
     async def _purge(self, _: Purge, __: int) -> Reply:
         removed = await self.remover.purge()
@@ -185,7 +191,7 @@ class Handlers:
     # -- writing ---------------------------------------------------------------------------------------
 
     async def _stage_write(self, request: StageWrite, connection_id: int) -> Reply:
-        staged = await self.writer.stage(request, connection_id)
+        staged = sole(await self.writer.stage([request], connection_id))
         return self._staged_reply(staged, 0)
 
     async def _append_write(self, request: AppendWrite, connection_id: int) -> Reply:
@@ -193,7 +199,7 @@ class Handlers:
         return self._staged_reply(staged, len(staged.extents) - len(extents))
 
     def _staged_reply(self, staged: StagedWrite, first: int) -> StagedReply:
-        return StagedReply.model_construct(
+        return StagedReply.trusted(
             object_size=staged.size_bytes,
             chunk_layout=self.store.layout(staged.tier, staged.extents[first:]),
             sync_status=SyncStatus.STAGED,
@@ -201,8 +207,8 @@ class Handlers:
         )
 
     async def _commit_write(self, request: CommitWrite, connection_id: int) -> Reply:
-        stored = await self.writer.commit(request, connection_id)
-        return CommittedReply.model_construct(
+        stored = sole(await self.writer.commit([request], connection_id))
+        return CommittedReply.trusted(
             object_size=stored.size_bytes, sync_status=stored.announced, generation=stored.generation
         )
 
@@ -218,10 +224,31 @@ class Handlers:
             error_code=ErrorCode.NOT_FOUND,
         )
 
+    # -- batches ---------------------------------------------------------------------------------------
+
+    def _locate_many(self, request: LocateMany) -> Reply:
+        return batches.located(self.store, request)
+
+    async def _stage_many(self, request: StageMany, connection_id: int) -> Reply:
+        requests, results = batches.stage_requests(request)
+        staged = iter(await self.writer.stage(requests, connection_id))
+        return batches.staged_reply(self.store, [refusal or next(staged) for refusal in results])
+
+    async def _commit_many(self, request: CommitMany, connection_id: int) -> Reply:
+        return batches.committed_reply(
+            await self.writer.commit(batches.commit_requests(request), connection_id)
+        )
+
+    async def _evict_many(self, request: EvictMany, _: int) -> Reply:
+        return batches.evicted_reply(await self.remover.evict(request.uris()))
+
     # -- about the daemon ------------------------------------------------------------------------------
 
     def _ping(self, _: Ping) -> Reply:
-        return self.identity
+        return self._pong
+
+    def _hello(self, request: Hello) -> Reply:
+        return self.identity.hello(request)
 
     def _get_devices(self, _: GetDevices) -> Reply:
         return DevicesReply(devices=self.devices)
@@ -239,20 +266,12 @@ def _fault_reply(request: Request) -> ErrorReply:
     return ErrorReply(error_message=sentence, error_code=ErrorCode.INTERNAL)
 
 
-def identity(version: WireVersion, daemon: str, instance_id: str) -> PongReply:
-    """What a ping is told."""
-    return PongReply(
-        wire=majors_up_to(version),
-        daemon=daemon,
-        instance_id=instance_id,
-        features=tuple(sorted(features_of(version))),
-    )
-
-
 _AT_ONCE: dict[type[Request], Callable[[Handlers, Any], Reply | None]] = {
     Ping: Handlers._ping,
+    Hello: Handlers._hello,
     GetDevices: Handlers._get_devices,
     Locate: Handlers._locate_now,
+    LocateMany: Handlers._locate_many,
     GetStatus: Handlers._get_status,
     GetWriteStatus: Handlers._get_write_status,
     RecordTelemetry: Handlers._record_telemetry,
@@ -267,4 +286,7 @@ _WAITING: dict[type[Request], Callable[[Handlers, Any, int], Awaitable[Reply]]] 
     StageWrite: Handlers._stage_write,
     AppendWrite: Handlers._append_write,
     CommitWrite: Handlers._commit_write,
+    StageMany: Handlers._stage_many,
+    CommitMany: Handlers._commit_many,
+    EvictMany: Handlers._evict_many,
 }

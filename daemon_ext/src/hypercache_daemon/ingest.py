@@ -17,13 +17,14 @@ import trio
 
 from hypercache_protocol.errors import ErrorCode
 from hypercache_protocol.fields import Tier
+from hypercache_protocol.messages import StageWrite
 from hypercache_protocol.states import StateEvent
 
 from . import devices
 from .backend import Backend, BackendError, Target
 from .catalog import CatalogError
 from .core.objects import StagedWrite, StoredObject
-from .errors import DaemonError
+from .errors import DaemonError, sole
 from .store import Store
 from .writes import Writer
 
@@ -109,7 +110,8 @@ class Ingester:
         size_bytes, pieces = await trio.to_thread.run_sync(
             self.backend.download, source, abandon_on_cancel=True
         )
-        staged = await self.writer.stage_internal(uri, size_bytes, tier)
+        request = StageWrite(uri=uri, size_bytes=size_bytes, auto_flush_s3=False, tier=tier)
+        staged = sole(await self.writer.stage([request], None))
         committed = False
         try:
             # Cancelled only when the daemon ends: then no source that hangs may keep it.
@@ -144,7 +146,7 @@ class Ingester:
             if staged.overtaken or self.store.cache.get(staged.uri) is not None:
                 return False
             stored = self.store.cache.plan_commit(staged, StateEvent.INGESTED, checksums=checksums)
-            await self.writer.swap_in(staged, stored)
+            await self.writer.swap_in([(staged, stored)])
         self.ingested_objects += 1
         self.ingested_bytes += stored.size_bytes
         return True

@@ -35,19 +35,20 @@ class Remover:
         self.evicted_objects = 0
         self.evicted_bytes = 0
 
-    async def evict(self, uri: str) -> bool:
-        """Delete the committed object, or where there is none the newest staged write; False if neither."""
+    async def evict(self, uris: Sequence[str]) -> list[bool]:
+        """Delete each committed object, or where there is none the newest staged write; False if neither."""
+        async with self._store.locks.hold_all(uris):
+            removed = {stored.uri for stored in await self._remove_locked(uris)}
+            return [uri in removed or self._discard_newest(uri) for uri in uris]
+
+    def _discard_newest(self, uri: str) -> bool:
         store = self._store
-        async with store.locks.hold(uri):
-            if store.cache.get(uri) is not None:
-                await self._remove_locked([uri])
-                return True
-            staged = store.cache.newest_staged(uri)
-            if staged is None:
-                return False
-            # Its row in the catalog stays until its blocks are free.
-            store.cache.discard(staged, store.clock(), store.times.stage_expiry_s)
-            return True
+        staged = store.cache.newest_staged(uri)
+        if staged is None:
+            return False
+        # Its row in the catalog stays until its blocks are free.
+        store.cache.discard(staged, store.clock(), store.times.stage_expiry_s)
+        return True
 
     async def purge(self) -> int:
         """Delete every committed object; returns how many. Staged writes are not objects and stay."""
@@ -110,7 +111,7 @@ class Remover:
     async def _remove_locked(self, uris: Sequence[str]) -> list[StoredObject]:
         """Delete the objects of uris whose locks the caller holds."""
         store = self._store
-        found = [stored for uri in uris if (stored := store.cache.get(uri)) is not None]
+        found = [stored for uri in dict.fromkeys(uris) if (stored := store.cache.get(uri)) is not None]
         if not found:
             return []
         now = store.clock()

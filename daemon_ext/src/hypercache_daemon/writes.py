@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+
+import trio
 
 from hypercache_protocol.errors import ErrorCode
 from hypercache_protocol.fields import Tier
@@ -24,8 +26,6 @@ from .store import Store, hold_change, writer_hold
 
 log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-
 _TRIES = 4
 
 
@@ -37,22 +37,23 @@ class Writer:
     remover: Remover
     flusher: Flusher
 
-    async def stage(self, request: StageWrite, connection_id: int) -> StagedWrite:
-        """Blocks for a new write.
-
-        Raises:
-            DaemonError: no space, or a write-through that no backend would take.
-        """
-        if request.write_through:
-            self._require_backend(request.uri)
-        tier = self._tier(request.tier)
-        options = StageOptions(request.auto_flush_s3, request.write_through, request.pinned)
-        return await self._stage(request.uri, request.size_bytes, tier, connection_id, options)
-
-    async def stage_internal(self, uri: str, size_bytes: int, tier: Tier | None) -> StagedWrite:
-        """Blocks for an object that the daemon itself fetches."""
-        options = StageOptions(auto_flush=False, write_through=False, pinned=False)
-        return await self._stage(uri, size_bytes, self._tier(tier), None, options)
+    async def stage(
+        self, requests: Sequence[StageWrite], connection_id: int | None
+    ) -> list[StagedWrite | DaemonError]:
+        """Blocks for each new write, or why there are none: no space, or a write-through that no backend
+        would take. `connection_id` None is the daemon itself."""
+        results: dict[int, StagedWrite | DaemonError] = {}
+        for index, request in enumerate(requests):
+            if request.write_through and (refusal := self._no_backend(request.uri)):
+                results[index] = refusal
+        self.store.release_due()
+        reports = await self._stage(requests, connection_id, results)
+        for _ in range(_TRIES):
+            if not reports or not await self._make_room(list(reports.values())):
+                break
+            reports = await self._stage(requests, connection_id, results)
+        results.update({index: _no_space(report) for index, report in reports.items()})
+        return [results[index] for index in range(len(requests))]
 
     async def append(
         self, request: AppendWrite, connection_id: int
@@ -63,37 +64,35 @@ class Writer:
             DaemonError: nothing is staged, another tier is asked for, or there is no space.
         """
 
-        async def attempt() -> tuple[StagedWrite, tuple[Extent, ...]] | NoSpace:
-            async with self.store.locks.hold(request.uri):
-                staged = self._found(request.uri, connection_id, request.stage_id)
-                self._check_append(request, staged)
-                return await self._append(staged, request.size_bytes)
+        self.store.release_due()
+        appended = await self._append(request, connection_id)
+        for _ in range(_TRIES):
+            if not isinstance(appended, NoSpace):
+                return appended
+            if not await self._make_room([appended]):
+                break
+            appended = await self._append(request, connection_id)
+        if isinstance(appended, NoSpace):
+            raise _no_space(appended)
+        return appended
 
-        return await self._with_room(attempt)
+    async def commit(
+        self, requests: Sequence[CommitWrite], connection_id: int
+    ) -> list[StoredObject | DaemonError]:
+        """Make each staged write the object, durably; with write-through, in the backend too.
 
-    async def commit(self, request: CommitWrite, connection_id: int) -> StoredObject:
-        """Make a staged write the object, durably; with write-through, in the backend too.
-
-        Raises:
-            DaemonError: nothing is staged, the request contradicts itself or the layout, the sha256 does
-                not match (the staged write stays in all these cases), or the backend failed (the object is
-                committed here and goes on trying).
+        Each is refused by itself where nothing is staged, the request contradicts itself or the layout,
+        or the sha256 does not match (the staged write stays), or where the backend failed (the object is
+        committed here and goes on trying).
         """
-        async with self.store.locks.hold(request.uri):
-            staged = self._found(request.uri, connection_id, request.stage_id)
-            write_through = request.write_through or staged.write_through
-            self._check_commit(request, staged, write_through)
-            await self._check_sha256(request, staged)
-            stored = await self._commit(request, staged, write_through)
+        results: dict[int, StoredObject | DaemonError] = {}
+        for indexes in _rounds_of_distinct([request.uri for request in requests]):
+            await self._commit_round(requests, indexes, connection_id, results)
         self.remover.check_watermark()
-        if write_through:
-            return await self._through(stored)
-        if stored.state in DIRTY:
-            self.flusher.submit(stored.uri)
-        return stored
+        return [results[index] for index in range(len(requests))]
 
     def discard_internal(self, staged: StagedWrite) -> None:
-        """Drop what `stage_internal` staged."""
+        """Drop what the daemon itself staged."""
         self.store.cache.discard(staged, self.store.clock(), self.store.times.quarantine_s)
 
     # -- staging ---------------------------------------------------------------------------------------
@@ -105,56 +104,77 @@ class Writer:
             return Tier.NVME
         return wanted
 
-    def _require_backend(self, uri: str) -> None:
-        if not self.flusher.has_target(uri):
-            raise DaemonError(
-                ErrorCode.NO_BACKEND,
-                f"write_through: this daemon has no backend for {uri}; start it with --backend, or write "
-                "without write_through",
-            )
+    def _no_backend(self, uri: str) -> DaemonError | None:
+        if self.flusher.has_target(uri):
+            return None
+        return DaemonError(
+            ErrorCode.NO_BACKEND,
+            f"write_through: this daemon has no backend for {uri}; start it with --backend, or write "
+            "without write_through",
+        )
 
     async def _stage(
-        self, uri: str, size_bytes: int, tier: Tier, connection_id: int | None, options: StageOptions
-    ) -> StagedWrite:
-        store = self.store
+        self,
+        requests: Sequence[StageWrite],
+        connection_id: int | None,
+        results: dict[int, StagedWrite | DaemonError],
+    ) -> dict[int, NoSpace]:
+        """Stage what has no result yet; returns what did not fit. It takes the locks of the uris itself:
+        an eviction waits for those of others, so none may be held around this."""
+        reports: dict[int, NoSpace] = {}
+        left = [index for index in range(len(requests)) if index not in results]
+        async with self.store.locks.hold_all(requests[index].uri for index in left):
+            fresh: dict[int, StagedWrite] = {}
+            for index in left:
+                staged = self._stage_one(requests[index], connection_id)
+                if isinstance(staged, NoSpace):
+                    reports[index] = staged
+                else:
+                    fresh[index] = staged
+            await self._record([(staged, 0) for staged in fresh.values()], self.store.cache.undo_stage)
+        results.update(fresh)
+        return reports
 
-        async def attempt() -> StagedWrite | NoSpace:
-            async with store.locks.hold(uri):
-                staged = store.cache.stage(uri, size_bytes, tier, connection_id, options, store.clock())
-                if isinstance(staged, StagedWrite):
-                    await self._record(staged, 0, lambda: store.cache.undo_stage(staged))
-                return staged
+    def _stage_one(self, request: StageWrite, connection_id: int | None) -> StagedWrite | NoSpace:
+        options = StageOptions(request.auto_flush_s3, request.write_through, request.pinned)
+        tier = self._tier(request.tier)
+        now = self.store.clock()
+        return self.store.cache.stage(request.uri, request.size_bytes, tier, connection_id, options, now)
 
-        return await self._with_room(attempt)
+    async def _make_room(self, reports: Sequence[NoSpace]) -> bool:
+        """Evict for as much of what did not fit as can be; False where nothing can."""
+        made = False
+        for tier in {report.tier for report in reports}:
+            wanted = sorted(report.wanted_bytes for report in reports if report.tier is tier)
+            for wanted_bytes in (sum(wanted), wanted[-1], wanted[0]):
+                if await self.remover.make_room(tier, wanted_bytes):
+                    made = True
+                    break
+        return made
 
-    async def _with_room(self, attempt: Callable[[], Awaitable[_T | NoSpace]]) -> _T:
-        """What `attempt` gives, evicting where it finds no space. Others may take the room that was made,
-        so it is tried again, but not for ever."""
-        self.store.release_due()
-        result = await attempt()
-        for _ in range(_TRIES):
-            if not isinstance(result, NoSpace):
-                return result
-            if not await self.remover.make_room(result.tier, result.wanted_bytes):
-                break
-            result = await attempt()
-        if isinstance(result, NoSpace):
-            raise _no_space(result)
-        return result
-
-    async def _record(self, staged: StagedWrite, first: int, undo: Callable[[], None]) -> None:
-        """Make the blocks of a staged write from number `first` on known to the catalog and the RAM tier."""
-        extents = tuple(staged.extents[first:])
-        staged.busy = True
+    async def _record(
+        self, fresh: Sequence[tuple[StagedWrite, int]], undo: Callable[[StagedWrite], None]
+    ) -> None:
+        """Make the blocks of staged writes, each from number `first` on, known to the catalog and the RAM
+        tier; where that fails nothing of it stays."""
+        if not fresh:
+            return
+        made: list[tuple[StagedWrite, int]] = []
         try:
-            self.store.create_ram_files(staged.tier, extents)
-            await self.store.make_durable([writer_hold(staged, first)])
+            for staged, first in fresh:
+                staged.busy = True
+                self.store.create_ram_files(staged.tier, staged.extents[first:])
+                made.append((staged, first))
+            await self.store.make_durable([writer_hold(staged, first) for staged, first in fresh])
         except BaseException:
-            self.store.remove_ram_files(staged.tier, extents)
-            undo()
+            for staged, first in made:
+                self.store.remove_ram_files(staged.tier, staged.extents[first:])
+            for staged, _ in fresh:
+                undo(staged)
             raise
         finally:
-            staged.busy = False
+            for staged, _ in fresh:
+                staged.busy = False
 
     def _check_append(self, request: AppendWrite, staged: StagedWrite) -> None:
         if request.tier is not None and self._tier(request.tier) is not staged.tier:
@@ -165,16 +185,51 @@ class Writer:
             )
 
     async def _append(
-        self, staged: StagedWrite, size_bytes: int
+        self, request: AppendWrite, connection_id: int
     ) -> tuple[StagedWrite, tuple[Extent, ...]] | NoSpace:
-        first = len(staged.extents)
-        extents = self.store.cache.append(staged, size_bytes, self.store.clock())
-        if isinstance(extents, NoSpace):
-            return extents
-        await self._record(staged, first, lambda: self.store.cache.undo_append(staged, extents))
-        return staged, extents
+        async with self.store.locks.hold(request.uri):
+            staged = self._found(request.uri, connection_id, request.stage_id)
+            self._check_append(request, staged)
+            first = len(staged.extents)
+            extents = self.store.cache.append(staged, request.size_bytes, self.store.clock())
+            if isinstance(extents, NoSpace):
+                return extents
+            await self._record([(staged, first)], lambda it: self.store.cache.undo_append(it, extents))
+            return staged, extents
 
     # -- committing ------------------------------------------------------------------------------------
+
+    async def _commit_round(
+        self,
+        requests: Sequence[CommitWrite],
+        indexes: Sequence[int],
+        connection_id: int,
+        results: dict[int, StoredObject | DaemonError],
+    ) -> None:
+        """Commit requests of different uris, all in one transaction."""
+        through: list[int] = []
+        async with self.store.locks.hold_all(requests[index].uri for index in indexes):
+            planned: dict[int, tuple[StagedWrite, StoredObject]] = {}
+            for index in indexes:
+                try:
+                    staged = self._found(requests[index].uri, connection_id, requests[index].stage_id)
+                    self._check_commit(requests[index], staged)
+                    await self._check_sha256(requests[index], staged)
+                except DaemonError as refusal:
+                    results[index] = refusal
+                    continue
+                planned[index] = staged, self._plan(requests[index], staged)
+                if _is_through(requests[index], staged):
+                    through.append(index)
+            await self.swap_in(list(planned.values()))
+        results.update({index: stored for index, (_, stored) in planned.items()})
+        for index in planned.keys() - set(through):
+            stored = planned[index][1]
+            if stored.state in DIRTY:
+                self.flusher.submit(stored.uri)
+        async with trio.open_nursery() as nursery:
+            for index in through:
+                nursery.start_soon(self._through, index, planned[index][1], results)
 
     def _found(self, uri: str, connection_id: int, stage_id: str | None) -> StagedWrite:
         found = self.store.cache.find_staged(uri, connection_id, stage_id)
@@ -182,14 +237,15 @@ class Writer:
             return found
         raise _not_staged(found, stage_id)
 
-    def _check_commit(self, request: CommitWrite, staged: StagedWrite, write_through: bool) -> None:
-        if write_through and request.local_only:
+    def _check_commit(self, request: CommitWrite, staged: StagedWrite) -> None:
+        through = _is_through(request, staged)
+        if through and request.local_only:
             raise DaemonError(
                 ErrorCode.CONTRADICTION,
                 f"commit_write: {request.uri} cannot be both local_only and write_through; leave one out",
             )
-        if write_through:
-            self._require_backend(request.uri)
+        if through and (refusal := self._no_backend(request.uri)):
+            raise refusal
         checksums = request.chunk_checksums
         if checksums is not None and len(checksums) != len(staged.extents):
             raise DaemonError(
@@ -217,48 +273,75 @@ class Writer:
                 "write them again, then commit",
             )
 
-    async def _commit(self, request: CommitWrite, staged: StagedWrite, write_through: bool) -> StoredObject:
-        store = self.store
-        unflushed = not staged.auto_flush and not write_through
+    def _plan(self, request: CommitWrite, staged: StagedWrite) -> StoredObject:
+        unflushed = not staged.auto_flush and not _is_through(request, staged)
         event = StateEvent.COMMIT_LOCAL_ONLY if request.local_only or unflushed else StateEvent.COMMIT
-        stored = store.cache.plan_commit(
+        return self.store.cache.plan_commit(
             staged,
             event,
             checksums=request.chunk_checksums,
             sha256=request.sha256,
             announce_committed=not request.local_only,
         )
-        await self.swap_in(staged, stored)
-        return stored
 
-    async def swap_in(self, staged: StagedWrite, stored: StoredObject) -> None:
-        """Make `stored`, which a staged write became, the object of its uri. The caller holds its lock."""
+    async def swap_in(self, planned: Sequence[tuple[StagedWrite, StoredObject]]) -> None:
+        """Make what staged writes became the objects of their uris. The caller holds the locks of these."""
+        if not planned:
+            return
         store = self.store
         now = store.clock()
-        replaced = store.cache.get(stored.uri)
+        changes: list[Change] = []
+        for staged, stored in planned:
+            changes += self._swap_changes(staged, stored, now)
+            staged.busy = True
+        try:
+            await store.make_durable(changes)
+        finally:
+            for staged, _ in planned:
+                staged.busy = False
+        for staged, stored in planned:
+            store.cache.apply_commit(staged, stored, now)
+
+    def _swap_changes(self, staged: StagedWrite, stored: StoredObject, now: float) -> list[Change]:
+        replaced = self.store.cache.get(stored.uri)
         # What a power loss would bring back is a miss, unless blocks changed hands.
         casual = replaced is None and stored.state not in DIRTY
         changes: list[Change] = [Put(stored, casual), DropHold(staged.stage_id)]
         if replaced is not None:
-            changes.append(hold_change(store.cache.plan_hold(replaced, now)))
-        staged.busy = True
-        try:
-            await store.make_durable(changes)
-        finally:
-            staged.busy = False
-        store.cache.apply_commit(staged, stored, now)
+            changes.append(hold_change(self.store.cache.plan_hold(replaced, now)))
+        return changes
 
-    async def _through(self, stored: StoredObject) -> StoredObject:
+    async def _through(
+        self, index: int, stored: StoredObject, results: dict[int, StoredObject | DaemonError]
+    ) -> None:
         problem = await self.flusher.upload(stored.uri, stored.generation)
         if problem is not None:
             self.flusher.submit(stored.uri)
-            raise DaemonError(
+            results[index] = DaemonError(
                 ErrorCode.BACKEND_FAILED,
                 f"commit_write: {stored.uri} is committed in the cache, but the backend did not take it and "
                 f"will be tried again: {problem}",
             )
+            return
         now = self.store.cache.get(stored.uri)
-        return now if now is not None and now.generation == stored.generation else stored
+        if now is not None and now.generation == stored.generation:
+            results[index] = now
+
+
+def _is_through(request: CommitWrite, staged: StagedWrite) -> bool:
+    return request.write_through or staged.write_through
+
+
+def _rounds_of_distinct(uris: Sequence[str]) -> Iterator[list[int]]:
+    """The indexes of `uris` such that no uri comes twice in one round, in order."""
+    rounds: list[list[int]] = []
+    seen: Counter[str] = Counter()
+    for index, uri in enumerate(uris):
+        if seen[uri] == len(rounds):
+            rounds.append([])
+        rounds[seen[uri]].append(index)
+        seen[uri] += 1
+    return iter(rounds)
 
 
 def _no_space(report: NoSpace) -> DaemonError:

@@ -14,13 +14,14 @@ from .session import (
     Session,
 )
 from .states import SyncStatus
-from .versions import WIRE_1_0, WIRE_1_1, WireVersion
+from .versions import WIRE_1_0, WIRE_1_1, WIRE_2_0, WireVersion
 
 __all__ = [
     "CHUNK_SIZE",
     "NEED_DATA",
     "WIRE_1_0",
     "WIRE_1_1",
+    "WIRE_2_0",
     "ConnectionClosed",
     "ErrorCode",
     "Event",

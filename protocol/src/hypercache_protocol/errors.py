@@ -35,7 +35,7 @@ class ErrorCode(str, Enum):
 ERROR_MEANINGS: dict[ErrorCode, str] = {
     ErrorCode.BAD_REQUEST: "not JSON, not an object, or a field is missing, wrongly typed or out of range",
     ErrorCode.UNKNOWN_ACTION: "the daemon does not know the action; the connection lives",
-    ErrorCode.TOO_LARGE: "the line is longer than one request may be; the connection is closed",
+    ErrorCode.TOO_LARGE: "the line or frame is longer than one request may be; the connection is closed",
     ErrorCode.NOT_FOUND: "there is no object of that name",
     ErrorCode.NOT_STAGED: "there is no staged write of that name to append to or to commit",
     ErrorCode.STALE_STAGE: "`stage_id` names a staged write that is gone; newer ones are untouched",
@@ -65,6 +65,10 @@ class InvalidMessage(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The peer broke the wire: nothing it sends from here on can be trusted, so close."""
+
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.BAD_REQUEST) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class LocalProtocolError(ProtocolError):

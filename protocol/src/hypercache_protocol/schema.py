@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_args, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from .actions import ALL_REPLIES
 from .fields import Since
-from .messages import REPLIES, STATUS_ALIASES, ErrorReply, Message, Reply, Request
+from .messages import STATUS_ALIASES, ErrorReply, Message, Reply, Request
 from .versions import WIRE_1_0, WireVersion
 
 
@@ -30,23 +31,33 @@ def newer_fields(model: type[BaseModel], version: WireVersion) -> dict[str, Sinc
     return {name: mark for name, mark in since_marks(model).items() if mark.version > version}
 
 
+class Held(NamedTuple):
+    """A model inside another one: itself, or `many` of it in a list."""
+
+    model: type[Message]
+    many: bool
+
+
 @cache
-def item_models(model: type[BaseModel]) -> dict[str, type[Message]]:
-    """Field name -> the model of its items, for the fields of `model` that hold a list of models."""
-    held = {name: _model_in(info.annotation) for name, info in model.model_fields.items()}
-    return {name: item for name, item in held.items() if item is not None}
+def held_models(model: type[BaseModel]) -> dict[str, Held]:
+    """Field name -> what it holds, for the fields of `model` that hold models."""
+    held = {name: _held_in(info.annotation) for name, info in model.model_fields.items()}
+    return {name: found for name, found in held.items() if found is not None}
 
 
-def _model_in(annotation: Any) -> type[Message] | None:
+def _held_in(annotation: Any) -> Held | None:
     # On Python 3.10 a tuple[...] passes for a class, so what has an origin is asked for its parts first.
-    if get_origin(annotation) is None:
-        return annotation if isinstance(annotation, type) and issubclass(annotation, Message) else None
-    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
+    origin = get_origin(annotation)
+    if origin is None:
+        is_model = isinstance(annotation, type) and issubclass(annotation, Message)
+        return Held(annotation, False) if is_model else None
+    found = next((found for part in get_args(annotation) if (found := _held_in(part))), None)
+    return found and Held(found.model, found.many or origin is tuple)
 
 
 def possible_replies(request: type[Request]) -> tuple[type[Reply], ...]:
     """Every reply that `request` may have."""
-    return (*REPLIES[request], ErrorReply)
+    return (*ALL_REPLIES[request], ErrorReply)
 
 
 @cache

@@ -7,21 +7,25 @@
 
 Rules:
 1. Events come out the same however the bytes were cut.
-2. On wire 1 replies come in the order of the requests; a session refuses to send or read anything else.
-3. After a fatal event or a RemoteProtocolError the connection must be closed.
+2. A session begins on wire 1. Once a hello is answered with a version of wire 2 both sides go on in
+   frames; between its hello and the answer a client sends nothing.
+3. On wire 1 replies come in the order of the requests; a session refuses to send or read anything else.
+   On wire 2 they come in any order; one that nobody waits for is dropped and counted.
+4. After a fatal event or a RemoteProtocolError the connection must be closed.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from .codecs import json_lines
-from .errors import ErrorCode, InvalidMessage, LocalProtocolError, RemoteProtocolError
+from .batches import HelloReply
+from .codecs import json_lines, msgpack_frames
+from .errors import InvalidMessage, LocalProtocolError, RemoteProtocolError
 from .fields import MIB
 from .messages import ErrorReply, Reply, Request
+from .negotiation import parsed
 from .versions import LATEST, WireVersion
 
 
@@ -80,7 +84,7 @@ Event = RequestReceived | RequestRejected | ReplyReceived | ConnectionClosed
 
 @dataclass(frozen=True)
 class Limits:
-    """What a session holds at most. A client reads longer lines than it sends: a layout is long."""
+    """What a session holds at most. A client reads longer messages than it sends: a layout is long."""
 
     max_request_bytes: int = MIB
     max_reply_bytes: int = 64 * MIB
@@ -88,20 +92,31 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 
+_FRAMES_MAJOR = 2
+
 
 class Session:
-    """One connection's protocol state, for either end of it."""
+    """One connection's protocol state, for either end of it.
+
+    Args:
+        version: the newest wire that this side speaks and knows.
+    """
 
     def __init__(self, role: Role, *, version: WireVersion = LATEST, limits: Limits = DEFAULT_LIMITS) -> None:
         self.role = role
         self.version = version
+        self.is_framed = False
+        """Whether both sides have gone on to wire 2."""
         self.unknown_fields = 0
         """Fields this side did not know and ignored, so far."""
-        incoming = limits.max_request_bytes if role is Role.DAEMON else limits.max_reply_bytes
+        self.dropped_replies = 0
+        """Replies that nobody waited for, so far."""
         self._limits = limits
-        self._reader = json_lines.LineReader(incoming)
-        self._open: deque[tuple[int, Request | None]] = deque()  # asked and not yet answered, in order
-        self._next_id = 0
+        self._incoming_bytes = limits.max_request_bytes if role is Role.DAEMON else limits.max_reply_bytes
+        self._reader: json_lines.LineReader | msgpack_frames.FrameReader
+        self._reader = json_lines.LineReader(self._incoming_bytes)
+        self._open: dict[int, Request | None] = {}  # asked and not yet answered, in order
+        self._last_id = msgpack_frames.NOBODY
         self._ended = False
         self._failed = False
 
@@ -109,6 +124,13 @@ class Session:
     def pending(self) -> int:
         """Requests that are asked and not yet answered."""
         return len(self._open)
+
+    @property
+    def has_unread_bytes(self) -> bool:
+        """Whether there are bytes that no event was made of yet."""
+        return self._reader.has_unread_bytes
+
+    # -- receiving -------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes) -> None:
         """Take what came off the socket; b"" says that the peer closed."""
@@ -126,72 +148,147 @@ class Session:
         if self._failed:
             return ConnectionClosed()
         try:
-            line = self._reader.next_line()
+            while (body := self._reader.next_body()) is not None:
+                event = self._request_event(body) if self.role is Role.DAEMON else self._reply_event(body)
+                if event is not None:
+                    return event
         except RemoteProtocolError as error:
             self._failed = True
             if self.role is Role.CLIENT:
                 raise
-            reply = ErrorReply(error_message=str(error), error_code=ErrorCode.TOO_LARGE)
-            return RequestRejected(self._opened(None), reply, fatal=True)
-        if line is None:
-            return ConnectionClosed() if self._ended else NEED_DATA
-        return self._request_event(line) if self.role is Role.DAEMON else self._reply_event(line)
+            return self._farewell(error)
+        return ConnectionClosed() if self._ended else NEED_DATA
+
+    def _farewell(self, error: RemoteProtocolError) -> RequestRejected:
+        request_id = msgpack_frames.NOBODY if self.is_framed else self._next_id()
+        self._open[request_id] = None
+        reply = ErrorReply(error_message=str(error), error_code=error.code)
+        return RequestRejected(request_id, reply, fatal=True)
+
+    def _request_event(self, body: bytes) -> RequestReceived | RequestRejected:
+        if self.is_framed:
+            request_id, word, fields = msgpack_frames.decode_envelope(body)
+            if request_id in self._open or request_id == msgpack_frames.NOBODY:
+                raise RemoteProtocolError(
+                    f"the request id {request_id} is in use; give each its own, from 1 on"
+                )
+        else:
+            request_id, word, fields = self._next_id(), "", {}
+        try:
+            if self.is_framed:
+                request, unknown = msgpack_frames.decode_request(word, fields, self.version)
+            else:
+                request, unknown = json_lines.decode_request(body, self.version)
+        except InvalidMessage as error:
+            self._open[request_id] = None
+            reply = ErrorReply(error_message=error.message, error_code=error.code)
+            return RequestRejected(request_id, reply)
+        self.unknown_fields += unknown
+        self._open[request_id] = request
+        return RequestReceived(request_id, request)
+
+    def _reply_event(self, body: bytes) -> ReplyReceived | None:
+        try:
+            received = self._framed_reply(body) if self.is_framed else self._reply_on_line(body)
+        except InvalidMessage as error:
+            raise RemoteProtocolError(error.message) from None
+        if received is not None:
+            self._switch_after(received.reply)
+        return received
+
+    def _reply_on_line(self, line: bytes) -> ReplyReceived:
+        if not self._open:
+            raise RemoteProtocolError("the daemon sent a reply that nobody asked for")
+        request_id = next(iter(self._open))
+        reply, unknown = json_lines.decode_reply(line, self._answered(request_id), self.version)
+        self.unknown_fields += unknown
+        return ReplyReceived(request_id, reply)
+
+    def _framed_reply(self, body: bytes) -> ReplyReceived | None:
+        request_id, word, fields = msgpack_frames.decode_envelope(body)
+        if request_id == msgpack_frames.NOBODY:
+            raise RemoteProtocolError(f"the daemon ends the connection: {fields.get('error_message')}"[:500])
+        if request_id not in self._open:
+            self.dropped_replies += 1
+            return None
+        request = self._answered(request_id)
+        reply, unknown = msgpack_frames.decode_reply(word, fields, request, self.version)
+        self.unknown_fields += unknown
+        return ReplyReceived(request_id, reply)
+
+    def _answered(self, request_id: int) -> Request:
+        request = self._open.pop(request_id)
+        assert request is not None  # only a daemon's session opens requests without one
+        return request
+
+    # -- sending ---------------------------------------------------------------------------------------
 
     def send_request(self, request: Request) -> tuple[int, bytes]:
         """The id that the reply will carry, and the bytes to write.
 
         Raises:
-            LocalProtocolError: the peer's wire version cannot carry it, or it is too long.
+            LocalProtocolError: the wire that is spoken cannot carry it, or it is too long.
         """
-        data = json_lines.encode_request(request, self.version)
+        request_id = self._last_id + 1
+        if self.is_framed:
+            data = msgpack_frames.encode_request(request_id, request, self.version)
+        else:
+            data = json_lines.encode_request(request, self.version)
         _check_length(request.action, data, self._limits.max_request_bytes)
-        return self._opened(request), data
+        self._open[self._next_id()] = request
+        return request_id, data
 
     def send_reply(self, request_id: int, reply: Reply) -> bytes:
         """The bytes that answer the request `request_id`.
 
         Raises:
-            LocalProtocolError: it is not the oldest unanswered request; or the reply is too long or holds
-                what JSON cannot, and the request is still unanswered.
+            LocalProtocolError: nobody asked, or on wire 1 an older request is unanswered; or the reply is
+                too long or holds what the wire cannot carry, and the request is still unanswered.
         """
-        if not self._open or self._open[0][0] != request_id:
-            raise LocalProtocolError(f"request {request_id} is not the next to be answered on wire 1")
-        data = json_lines.encode_reply(reply, self.version)
+        if request_id not in self._open or not (self.is_framed or request_id == next(iter(self._open))):
+            raise LocalProtocolError(f"request {request_id} is not the next to be answered")
+        if self.is_framed:
+            data = msgpack_frames.encode_reply(request_id, reply, self.version)
+        else:
+            data = json_lines.encode_reply(reply, self.version)
         _check_length(reply.status, data, self._limits.max_reply_bytes)
-        self._open.popleft()
+        del self._open[request_id]
+        self._switch_after(reply)
         return data
 
-    def _opened(self, request: Request | None) -> int:
-        request_id = self._next_id
-        self._next_id += 1
-        self._open.append((request_id, request))
-        return request_id
+    def give_up(self, request_id: int) -> None:
+        """(client, wire 2) Nobody waits for this reply any more; when it comes it is dropped and counted.
 
-    def _request_event(self, line: bytes) -> RequestReceived | RequestRejected:
-        try:
-            request, unknown = json_lines.decode_request(line, self.version)
-        except InvalidMessage as error:
-            reply = ErrorReply(error_message=error.message, error_code=error.code)
-            return RequestRejected(self._opened(None), reply)
-        self.unknown_fields += unknown
-        return RequestReceived(self._opened(request), request)
+        Raises:
+            LocalProtocolError: on wire 1 it would be taken for the answer to the next request; close the
+                connection instead.
+        """
+        if not self.is_framed:
+            raise LocalProtocolError("a reply cannot be given up on wire 1; close the connection")
+        self._open.pop(request_id, None)
 
-    def _reply_event(self, line: bytes) -> ReplyReceived:
-        if not self._open:
-            self._failed = True
-            raise RemoteProtocolError("the daemon sent a reply that nobody asked for")
-        request_id, request = self._open.popleft()
-        assert request is not None  # only a daemon's session opens requests without one
-        try:
-            reply, unknown = json_lines.decode_reply(line, request, self.version)
-        except InvalidMessage as error:
-            self._failed = True
-            raise RemoteProtocolError(error.message) from None
-        self.unknown_fields += unknown
-        return ReplyReceived(request_id, reply)
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def _switch_after(self, reply: Reply) -> None:
+        """Go on in frames where `reply` is a hello's that says so."""
+        chosen = parsed(reply.version) if isinstance(reply, HelloReply) else None
+        if (
+            chosen is None
+            or chosen.major < _FRAMES_MAJOR
+            or isinstance(self._reader, msgpack_frames.FrameReader)
+        ):
+            return
+        rest = self._reader.take_rest()
+        self._reader = msgpack_frames.FrameReader(self._incoming_bytes)
+        self._reader.feed(rest)
+        self.is_framed = True
 
 
-def _check_length(word: str, line: bytes, most: int) -> None:
-    length = len(line) - 1  # the newline does not count
-    if length > most:
-        raise LocalProtocolError(f"{word}: {length} bytes are more than one line may have ({most})")
+def _check_length(word: str, data: bytes, most: int) -> None:
+    # Neither the newline of a line nor the length of a frame counts, but four bytes are not worth a word.
+    if len(data) - 1 > most:
+        raise LocalProtocolError(f"{word}: {len(data) - 1} bytes are more than one message may have ({most})")

@@ -17,7 +17,7 @@ from hypothesis.strategies import SearchStrategy
 from .errors import ErrorCode
 from .fields import CHUNK_SIZE, MAX_OBJECT_BYTES, Tier
 from .messages import REPLIES, Message, Reply, Request, StatusReply
-from .schema import item_models, newer_fields, possible_replies, required_fields
+from .schema import held_models, newer_fields, possible_replies, required_fields
 from .session import (
     DEFAULT_LIMITS,
     NEED_DATA,
@@ -208,9 +208,11 @@ def messages_of(model: type[_M], version: WireVersion = LATEST) -> SearchStrateg
 
 
 def _field(model: type[Message], name: str, version: WireVersion) -> SearchStrategy[Any]:
-    if name not in item_models(model):
+    held = held_models(model).get(name)
+    if held is None:
         return _FIELDS[name]
-    return st.lists(messages_of(item_models(model)[name], version), max_size=4).map(tuple)
+    one = messages_of(held.model, version)
+    return st.lists(one, max_size=4).map(tuple) if held.many else one
 
 
 def requests(version: WireVersion = LATEST) -> SearchStrategy[Request]:

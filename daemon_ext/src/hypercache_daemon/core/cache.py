@@ -86,6 +86,11 @@ class Cache:
         writes = self._staged_by_uri.get(uri)
         return writes[-1] if writes else None
 
+    @property
+    def has_staged_writes(self) -> bool:
+        """Whether clients have writes that are not committed."""
+        return bool(self._staged_by_uri)
+
     def objects(self) -> Iterator[StoredObject]:
         """Every committed object, in no promised order."""
         return iter(tuple(self._objects.values()))

@@ -8,20 +8,15 @@ Rules:
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Mapping
-from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError, from_json
 
+from ..actions import actions_on_lines
 from ..errors import ErrorCode, InvalidMessage, LocalProtocolError, RemoteProtocolError
-from ..messages import REPLIES, REQUESTS, STATUS_FREE, ErrorReply, Message, Reply, Request
-from ..schema import item_models, newer_fields, reply_words, required_fields
+from ..messages import Message, Reply, Request
 from ..versions import LATEST, WireVersion
-
-_M = TypeVar("_M", bound=Message)
+from .bodies import exclusions, refuse_unsendable, reply_from, request_from
 
 
 class LineReader:
@@ -32,11 +27,16 @@ class LineReader:
         self._buffer = bytearray()
         self._searched = 0  # bytes at the front that are known to hold no newline
 
+    @property
+    def has_unread_bytes(self) -> bool:
+        """Whether something was fed that is not cut off yet."""
+        return bool(self._buffer)
+
     def feed(self, data: bytes) -> None:
         """Take bytes as they came off the stream."""
         self._buffer += data
 
-    def next_line(self) -> bytes | None:
+    def next_body(self) -> bytes | None:
         """The next whole line without its newline, or None until more bytes come.
 
         Raises:
@@ -48,7 +48,8 @@ class LineReader:
             self._buffer.clear()
             self._searched = 0
             raise RemoteProtocolError(
-                f"a line is longer than {self._max_line_bytes} bytes, the limit of this side"
+                f"a line is longer than {self._max_line_bytes} bytes, the limit of this side",
+                ErrorCode.TOO_LARGE,
             )
         if end < 0:
             self._searched = length
@@ -58,6 +59,13 @@ class LineReader:
         self._searched = 0
         return line
 
+    def take_rest(self) -> bytes:
+        """What was fed and not yet cut into lines, for the reader of the next wire."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        self._searched = 0
+        return rest
+
 
 # -- encoding ------------------------------------------------------------------------------------------
 
@@ -66,14 +74,12 @@ def encode_request(request: Request, version: WireVersion = LATEST) -> bytes:
     """The line that carries `request` to a peer of `version`.
 
     Raises:
-        LocalProtocolError: it sets a field that such a peer does not know and that may not be dropped.
+        LocalProtocolError: it sets a field that such a peer does not know and that may not be dropped, or
+            it is none that lines carry.
     """
-    for name, mark in newer_fields(type(request), version).items():
-        if getattr(request, name) is not None and not mark.safe_to_drop:
-            raise LocalProtocolError(
-                f"{request.action}: {name} needs wire {mark.version} and this connection speaks wire "
-                f"{version}; leave it out or upgrade the daemon"
-            )
+    refuse_unsendable(request, version)
+    if request.action not in actions_on_lines(LATEST):
+        raise LocalProtocolError(f"{request.action} needs wire 2 and this connection speaks lines")
     return _line("action", request.action, request, version)
 
 
@@ -87,20 +93,13 @@ def encode_reply(reply: Reply, version: WireVersion = LATEST) -> bytes:
 
 
 def _line(key: str, word: str, message: Message, version: WireVersion) -> bytes:
-    exclude = None if version >= LATEST else _exclusions(type(message), version)
+    exclude = exclusions(type(message), version)
     try:
         body = message.__pydantic_serializer__.to_json(message, exclude_none=True, exclude=exclude)
     except PydanticSerializationError as error:
         raise LocalProtocolError(f"{word} cannot be written as JSON: {error}") from None
     head = f'{{"{key}":"{word}"'.encode()
     return head + (b"}\n" if body == b"{}" else b"," + body[1:] + b"\n")
-
-
-@cache
-def _exclusions(model: type[BaseModel], version: WireVersion) -> dict[str, Any]:
-    own: dict[str, Any] = dict.fromkeys(newer_fields(model, version), True)
-    nested = {name: _exclusions(item, version) for name, item in item_models(model).items()}
-    return own | {name: {"__all__": inner} for name, inner in nested.items() if inner}
 
 
 # -- decoding ------------------------------------------------------------------------------------------
@@ -110,7 +109,7 @@ def decode_request(line: bytes, version: WireVersion = LATEST) -> tuple[Request,
     """The request that `line` holds, and how many unknown fields it had.
 
     Args:
-        version: what this side is held to; fields of later versions count as unknown.
+        version: what this side is held to; actions and fields of later versions count as unknown.
 
     Raises:
         InvalidMessage: with a sentence that names what is wrong.
@@ -119,12 +118,7 @@ def decode_request(line: bytes, version: WireVersion = LATEST) -> tuple[Request,
     action = fields.pop("action", None)
     if not isinstance(action, str):
         raise InvalidMessage("the request needs a field 'action' that holds a string")
-    model = REQUESTS.get(action)
-    if model is None:
-        known = ", ".join(sorted(REQUESTS))
-        raise InvalidMessage(f"unknown action {action[:64]!r}; known are {known}", ErrorCode.UNKNOWN_ACTION)
-    request, unknown = _validated(model, action, fields, version)
-    return request, unknown
+    return request_from(action, fields, actions_on_lines(version), version)
 
 
 def decode_reply(line: bytes, request: Request, version: WireVersion = LATEST) -> tuple[Reply, int]:
@@ -136,24 +130,7 @@ def decode_reply(line: bytes, request: Request, version: WireVersion = LATEST) -
         InvalidMessage: the line is no reply, or none to this request.
     """
     fields = _json_object(line)
-    status = fields.pop("status", None)
-    model = _reply_model(type(request), status, fields)
-    if model is not None and model is not ErrorReply:
-        return _validated(model, f"the reply to {request.action}", fields, version)
-    if not isinstance(status, str):
-        raise InvalidMessage(f"the reply to {request.action} has no field 'status' that holds a string")
-    # An error stays an error however little it says: the request it answers is known.
-    if not isinstance(fields.get("error_message"), str):
-        fields["error_message"] = f"the daemon answered {request.action} with {status[:64]!r} and no reason"
-    return _validated(ErrorReply, f"the error reply to {request.action}", fields, version)
-
-
-def _reply_model(request: type[Request], status: object, fields: dict[str, Any]) -> type[Reply] | None:
-    model = reply_words(request).get(status) if isinstance(status, str) else None
-    if model is not None or request not in STATUS_FREE or "error_message" in fields:
-        return model
-    sole = REPLIES[request][0]
-    return sole if required_fields(sole) <= fields.keys() else None
+    return reply_from(fields.pop("status", None), fields, request, version)
 
 
 def _json_object(line: bytes) -> dict[str, Any]:
@@ -164,51 +141,3 @@ def _json_object(line: bytes) -> dict[str, Any]:
     if not isinstance(decoded, dict):
         raise InvalidMessage(f"the line must hold a JSON object, not {type(decoded).__name__}")
     return decoded
-
-
-def _validated(model: type[_M], what: str, fields: dict[str, Any], version: WireVersion) -> tuple[_M, int]:
-    seen = fields if version >= LATEST else _as_seen_by(model, fields, version)
-    try:
-        message = model.model_validate(seen)
-    except ValidationError as error:
-        raise InvalidMessage(f"{what}: {_sentence(error)}") from None
-    return message, _count_unknown(message, fields)
-
-
-def _as_seen_by(model: type[BaseModel], fields: dict[str, Any], version: WireVersion) -> dict[str, Any]:
-    """The same fields without those that came after `version`, in the items of lists too."""
-    hidden = newer_fields(model, version)
-    seen = {name: value for name, value in fields.items() if name not in hidden}
-    for name, item_model in item_models(model).items():
-        items = seen.get(name)
-        if isinstance(items, list):
-            seen[name] = [
-                _as_seen_by(item_model, item, version) if isinstance(item, dict) else item for item in items
-            ]
-    return seen
-
-
-def _count_unknown(message: Message, fields: Mapping[str, Any]) -> int:
-    """How many of `fields`, those of the items of lists among them, `message` did not take."""
-    if message.model_extra is not None:
-        return 0
-    unknown = len(fields) - len(message.model_fields_set)
-    for name in item_models(type(message)):
-        items = zip(fields[name], getattr(message, name), strict=True)
-        unknown += sum(len(item) - len(taken.model_fields_set) for item, taken in items)
-    return unknown
-
-
-def _sentence(error: ValidationError) -> str:
-    """The first thing that is wrong, as 'field: what', with the value cut short."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    if first["type"] == "missing":
-        return f"the field {path!r} is missing"
-    if first["type"] == "tuple_type":
-        return f"{path}: must be a list (got {_short(first['input'])})"
-    return f"{path}: {first['msg'].removeprefix('Value error, ')} (got {_short(first['input'])})"
-
-
-def _short(value: object) -> str:
-    return reprlib.repr(value)[:64]  # abbreviates before it builds: the value may be a whole line long

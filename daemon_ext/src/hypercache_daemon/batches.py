@@ -1,0 +1,189 @@
+"""Wire 2's batches: from columns to single requests, and from their results to columns.
+
+Each uri has a result of its own; a batch as a whole is refused only where its columns don't fit each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import TypeAdapter, ValidationError
+
+from hypercache_protocol.batches import (
+    CommitMany,
+    CommittedMany,
+    EvictedMany,
+    ItemError,
+    LocatedMany,
+    LocateMany,
+    StagedMany,
+    StageMany,
+)
+from hypercache_protocol.errors import ErrorCode, InvalidMessage
+from hypercache_protocol.fields import Uri
+from hypercache_protocol.layout import (
+    STATUS_CODES,
+    U32,
+    U64,
+    Layout,
+    pack_layouts,
+    packed,
+    packed_bits,
+    unpacked,
+)
+from hypercache_protocol.messages import CommitWrite, StageWrite
+from hypercache_protocol.states import SyncStatus
+
+from .core.objects import StagedWrite, StoredObject
+from .errors import DaemonError
+from .store import Store
+
+_URI: TypeAdapter[str] = TypeAdapter(Uri)
+
+
+def located(store: Store, request: LocateMany) -> LocatedMany:
+    """Which are here, and where they lie if that is asked."""
+    uris = request.uris()
+    stored = store.cache.locate(uris)
+    hits: Sequence[StoredObject | StagedWrite | None] = stored
+    if store.cache.has_staged_writes and None in stored:
+        hits = [hit or store.cache.newest_staged(uri) for hit, uri in zip(stored, uris, strict=True)]
+    layouts = None
+    if request.layouts:
+        layouts = pack_layouts([_layout(store, hit) for hit in hits if hit is not None])
+    return LocatedMany.trusted(
+        present=packed_bits([hit is not None for hit in hits]),
+        verifiable=packed_bits([hit is not None and hit.checksums is not None for hit in stored]),
+        layouts=layouts,
+    )
+
+
+def _layout(store: Store, hit: StoredObject | StagedWrite) -> Layout:
+    generation, status, checksums = 0, SyncStatus.STAGED, None
+    if isinstance(hit, StoredObject):
+        generation, status, checksums = hit.generation, hit.announced, hit.checksums
+    return Layout(
+        hit.size_bytes,
+        generation,
+        status,
+        hit.tier,
+        [store.path(hit.tier, extent) for extent in hit.extents],
+        [extent.offset for extent in hit.extents],
+        [extent.length for extent in hit.extents],
+        checksums,
+    )
+
+
+# -- staging -------------------------------------------------------------------------------------------
+
+
+def stage_requests(request: StageMany) -> tuple[list[StageWrite], list[DaemonError | None]]:
+    """The single requests, and for each uri why it is refused at once, or None.
+
+    Raises:
+        InvalidMessage: there is not one size for each uri.
+    """
+    _check_count("sizes", len(request.sizes), len(request.suffixes))
+    refusals = [_uri_refusal(uri) for uri in request.uris()]
+    requests = [
+        StageWrite.trusted(
+            uri=uri,
+            size_bytes=size_bytes,
+            is_leader=request.is_leader,
+            auto_flush_s3=request.auto_flush_s3,
+            write_through=request.write_through,
+            pinned=request.pinned,
+            tier=request.tier,
+        )
+        for uri, size_bytes, refusal in zip(request.uris(), request.sizes, refusals, strict=True)
+        if refusal is None
+    ]
+    return requests, refusals
+
+
+def _uri_refusal(uri: str) -> DaemonError | None:
+    try:
+        _URI.validate_python(uri)
+    except ValidationError as error:
+        return DaemonError(ErrorCode.BAD_REQUEST, f"uri: {error.errors()[0]['msg']} (got {uri[:64]!r})")
+    return None
+
+
+def staged_reply(store: Store, results: Sequence[StagedWrite | DaemonError]) -> StagedMany:
+    """The reply to a stage_many."""
+    done = [result for result in results if isinstance(result, StagedWrite)]
+    return StagedMany.trusted(
+        done=_done(results),
+        stage_ids=tuple([staged.stage_id for staged in done]),
+        layouts=pack_layouts([_layout(store, staged) for staged in done]),
+        errors=_errors(results),
+    )
+
+
+# -- committing and evicting ---------------------------------------------------------------------------
+
+
+def commit_requests(request: CommitMany) -> list[CommitWrite]:
+    """The single requests.
+
+    Raises:
+        InvalidMessage: the columns don't fit each other.
+    """
+    count = len(request.suffixes)
+    _check_count("stage_ids", len(request.stage_ids), count)
+    return [
+        CommitWrite.trusted(
+            uri=uri,
+            write_through=request.write_through,
+            local_only=request.local_only,
+            chunk_checksums=checksums,
+            stage_id=stage_id,
+        )
+        for uri, stage_id, checksums in zip(
+            request.uris(), request.stage_ids, _checksums(request, count), strict=True
+        )
+    ]
+
+
+def _checksums(request: CommitMany, count: int) -> list[tuple[int, ...] | None]:
+    if request.checksums is None or request.checksum_counts is None:
+        if request.checksums is not request.checksum_counts:
+            raise InvalidMessage("commit_many: give both checksums and checksum_counts, or neither")
+        return [None] * count
+    counts = unpacked("checksum_counts", request.checksum_counts, U32, count)
+    words = iter(unpacked("checksums", request.checksums, U32, sum(counts)))
+    return [tuple([next(words) for _ in range(number)]) for number in counts]
+
+
+def committed_reply(results: Sequence[StoredObject | DaemonError]) -> CommittedMany:
+    """The reply to a commit_many."""
+    done = [result for result in results if isinstance(result, StoredObject)]
+    return CommittedMany.trusted(
+        done=_done(results),
+        object_sizes=packed([stored.size_bytes for stored in done], U64),
+        generations=packed([stored.generation for stored in done], U64),
+        sync_statuses=bytes([STATUS_CODES[stored.announced] for stored in done]),
+        errors=_errors(results),
+    )
+
+
+def evicted_reply(was_here: Sequence[bool]) -> EvictedMany:
+    """The reply to an evict_many."""
+    return EvictedMany.trusted(done=packed_bits(was_here))
+
+
+def _done(results: Sequence[object]) -> bytes:
+    return packed_bits([not isinstance(result, DaemonError) for result in results])
+
+
+def _errors(results: Sequence[object]) -> tuple[ItemError, ...]:
+    return tuple(
+        ItemError.trusted(index=index, error_message=result.message, error_code=result.code)
+        for index, result in enumerate(results)
+        if isinstance(result, DaemonError)
+    )
+
+
+def _check_count(name: str, count: int, wanted: int) -> None:
+    if count != wanted:
+        raise InvalidMessage(f"{name} has {count} entries for {wanted} uris; give one for each")
