@@ -502,3 +502,17 @@ def test_a_place_where_no_catalog_can_be_made_is_named(tmp_path: Path, make: Cal
     path = tmp_path / "x" / "c.sqlite" if (tmp_path / "x").is_file() else tmp_path / "x"
     with pytest.raises(CatalogError, match=str(path)):
         Catalog.create(path, POOL, replace=False)
+
+
+def test_a_catalog_that_no_daemon_ever_opened_is_no_obstacle_to_a_new_pool() -> None:
+    with made("q" * 32) as path:
+        Catalog.create(path, POOL, replace=False)
+        assert read(path) == ([], [])
+
+
+def test_what_a_cut_off_start_left_of_a_catalog_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "c.sqlite.new").write_bytes(b"half")
+    (tmp_path / "c.sqlite.new-wal").write_bytes(b"half")
+    Catalog.create(tmp_path / "c.sqlite", POOL, replace=False)
+    assert read(tmp_path / "c.sqlite") == ([], [])
+    assert [file.name for file in tmp_path.iterdir()] == ["c.sqlite"]
