@@ -367,6 +367,25 @@ def _damage_image() -> bytes:
 DAMAGE_IMAGE = _damage_image()
 
 
+def test_a_page_that_forgets_one_of_its_rows_is_refused() -> None:
+    leaf, page_size = 0x0A, 4096
+    with made() as path:
+        filled(path, many(100))
+        whole = path.read_bytes()
+        starts = [start for start in range(page_size, len(whole), page_size) if whole[start] == leaf]
+        crowded = [start for start in starts if cells(whole, start) > 5]
+        assert crowded
+        for start in crowded:
+            forgetful = bytearray(whole)
+            forgetful[start + 3 : start + 5] = (cells(whole, start) - 1).to_bytes(2, "big")
+            path.write_bytes(forgetful)
+            assert "damaged" in refusal(path)
+
+
+def cells(database: bytes, page_start: int) -> int:
+    return int.from_bytes(database[page_start + 3 : page_start + 5], "big")
+
+
 @pytest.mark.parametrize(
     "statement",
     [
