@@ -135,6 +135,7 @@ def test_close_fails_what_waits_and_what_runs_each_id_once(scripted, connect) ->
     assert sorted(result.future_id for result in results) == sorted(ids)
     assert not any(any(result.result_bools or []) for result in results)
     assert driver.connector.drain_completions() == []
+    assert driver.count("lookups", "closed") == driver.count("loads", "closed") == 10
 
 
 def test_close_from_many_threads_at_once_and_again_is_one_close(scripted, connect) -> None:

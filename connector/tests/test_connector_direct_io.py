@@ -214,6 +214,7 @@ def test_an_offset_between_blocks_goes_through_the_page_cache_and_is_counted(
     assert devices.read(file_target, Tier.NVME, sink, MIB + 3) == 1000
     assert bytes(sink.view) == b"\x42" * 1000
     assert counters.snapshot()[COUNTS] == {"fallback": 2, "buffered": 2}
+    assert devices.refusing_direct() == []  # the device is not to blame
 
 
 @pytest.mark.parametrize("refused_at", ["open", "transfer"])

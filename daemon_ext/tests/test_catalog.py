@@ -367,6 +367,25 @@ def _damage_image() -> bytes:
 DAMAGE_IMAGE = _damage_image()
 
 
+def test_a_page_that_forgets_one_of_its_rows_is_refused() -> None:
+    leaf, page_size = 0x0A, 4096
+    with made() as path:
+        filled(path, many(100))
+        whole = path.read_bytes()
+        starts = [start for start in range(page_size, len(whole), page_size) if whole[start] == leaf]
+        crowded = [start for start in starts if cells(whole, start) > 5]
+        assert crowded
+        for start in crowded:
+            forgetful = bytearray(whole)
+            forgetful[start + 3 : start + 5] = (cells(whole, start) - 1).to_bytes(2, "big")
+            path.write_bytes(forgetful)
+            assert "damaged" in refusal(path)
+
+
+def cells(database: bytes, page_start: int) -> int:
+    return int.from_bytes(database[page_start + 3 : page_start + 5], "big")
+
+
 @pytest.mark.parametrize(
     "statement",
     [
@@ -502,3 +521,17 @@ def test_a_place_where_no_catalog_can_be_made_is_named(tmp_path: Path, make: Cal
     path = tmp_path / "x" / "c.sqlite" if (tmp_path / "x").is_file() else tmp_path / "x"
     with pytest.raises(CatalogError, match=str(path)):
         Catalog.create(path, POOL, replace=False)
+
+
+def test_a_catalog_that_no_daemon_ever_opened_is_no_obstacle_to_a_new_pool() -> None:
+    with made("q" * 32) as path:
+        Catalog.create(path, POOL, replace=False)
+        assert read(path) == ([], [])
+
+
+def test_what_a_cut_off_start_left_of_a_catalog_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "c.sqlite.new").write_bytes(b"half")
+    (tmp_path / "c.sqlite.new-wal").write_bytes(b"half")
+    Catalog.create(tmp_path / "c.sqlite", POOL, replace=False)
+    assert read(tmp_path / "c.sqlite") == ([], [])
+    assert [file.name for file in tmp_path.iterdir()] == ["c.sqlite"]

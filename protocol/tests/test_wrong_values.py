@@ -273,6 +273,48 @@ def test_sizes_within_the_limit_are_taken_as_they_are(size_bytes: int) -> None:
     assert decode_request(line)[0] == StageWrite(uri="a", size_bytes=size_bytes)
 
 
+# By hand, since the cases above take each bound from the model itself.
+@pytest.mark.parametrize(
+    ("request_", "reply", "name", "least", "most"),
+    [
+        (Locate(uri="a"), ANSWERS[2][1], "checksum", 0, 4294967295),
+        (Locate(uri="a"), ANSWERS[2][1], "length", 1, 4194304),
+        (Locate(uri="a"), ANSWERS[2][1], "offset", 0, 4611686018427387904),
+        (GetDevices(), ANSWERS[1][1], "size_bytes", 0, 9223372036854775807),
+        (GetDevices(), ANSWERS[1][1], "numa_node", -2147483648, 2147483647),
+    ],
+)
+def test_a_number_in_an_item_is_taken_up_to_its_bounds(
+    request_: Request, reply: Reply, name: str, least: int, most: int
+) -> None:
+    field = "devices" if isinstance(request_, GetDevices) else "chunk_layout"
+    for value in (least, most):
+        decode_reply(with_value(encode_reply(reply), name, str(value), inside=field), request_)
+    for value in (least - 1, most + 1):
+        with pytest.raises(InvalidMessage, match=name):
+            decode_reply(with_value(encode_reply(reply), name, str(value), inside=field), request_)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "taken"),
+    [
+        ("chunk_checksums", "[0, 4294967295]", True),
+        ("chunk_checksums", "[4294967296]", False),
+        ("chunk_checksums", "[-1]", False),
+        ("stage_id", json.dumps("s" * 64), True),
+        ("stage_id", json.dumps("s" * 65), False),
+        ("stage_id", '""', False),
+    ],
+)
+def test_a_commit_is_taken_up_to_the_bounds_of_its_fields(name: str, text: str, taken: bool) -> None:
+    line = with_value(encode_request(REQUESTS[10]), name, text)
+    if taken:
+        assert decode_request(line)[1] == 0
+    else:
+        with pytest.raises(InvalidMessage, match=name):
+            decode_request(line)
+
+
 def test_a_whole_number_is_taken_where_a_number_is_wanted() -> None:
     line = with_value(encode_request(REQUESTS[-1]), "bandwidth_mbps", "100")
     request, _ = decode_request(line)

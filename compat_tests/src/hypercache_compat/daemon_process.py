@@ -172,10 +172,11 @@ def run_refused(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def daemon_folders() -> Iterator[tuple[Path, Path]]:
-    """A short folder for socket, pool and log, and one in memory; both are gone afterwards."""
+    """A short folder for socket, pool and log, and one of the same name in memory; both go afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="hc", dir="/tmp"))
-    ram_folder = Path(tempfile.mkdtemp(prefix="hc", dir="/dev/shm"))
+    ram_folder = Path("/dev/shm") / folder.name
     try:
+        ram_folder.mkdir(mode=0o700)
         yield folder, ram_folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

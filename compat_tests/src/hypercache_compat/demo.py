@@ -6,11 +6,14 @@ Ends with 0 only where every byte that was compared is the byte that was written
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from .daemon_process import DaemonFailed, DaemonOptions, DaemonProcess, running_daemon
@@ -148,12 +151,21 @@ def _interrupted(number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
 
 
+def _end_children() -> None:
+    """End what is still running: the signal may have come while a child was made and nobody held it yet."""
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
+
+
 def main() -> int:
     """Run the demo as a command; Ctrl-C and SIGTERM clean up too."""
     signal.signal(signal.SIGTERM, _interrupted)
     try:
         return run()
     except KeyboardInterrupt:
+        _end_children()
         say("\nInterrupted; the daemon is stopped and its files are removed.")
         return 130
     except DaemonFailed as error:

@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -107,20 +108,14 @@ class Catalog:
         """
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if replace:
-                for file in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
-                    file.unlink(missing_ok=True)
-            path.touch(mode=0o600, exist_ok=False)
-        except FileExistsError:
-            raise CatalogError(
-                f"the catalog {path} exists although the devices are blank; it belongs to another pool: give "
-                "another --state-dir, or start with --format to replace it"
-            ) from None
+            if not replace and path.exists() and not _was_never_opened(path):
+                raise CatalogError(
+                    f"the catalog {path} exists although the devices are blank; it belongs to another pool: "
+                    "give another --state-dir, or start with --format to replace it"
+                )
+            _create(path, pool_id)
         except OSError as error:
             raise CatalogError(f"the catalog {path} cannot be made: {error.strerror}") from error
-        with _opened(path) as connection:
-            _create(connection, pool_id)
-            connection.close()
 
     @classmethod
     def open(cls, path: Path, pool_id: str) -> Catalog:
@@ -251,7 +246,10 @@ def _check_is_database(path: Path) -> None:
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """The database, set up; closed where the body fails, and SQLite's complaints put into words."""
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise CatalogError(f"the catalog {path} cannot be opened: {error}") from error
     try:
         for name, value in _PRAGMAS.items():
             connection.execute(f"PRAGMA {name}={value}")
@@ -293,12 +291,42 @@ class _transaction:
             self._connection.execute("ROLLBACK")
 
 
-def _create(connection: sqlite3.Connection, pool_id: str) -> None:
-    with _transaction(connection, durable=True):
-        for statement in _SCHEMA.split(";"):
-            connection.execute(statement)
-        rows = {"schema": str(SCHEMA_VERSION), "pool_id": pool_id, "epoch": "0"}
-        connection.executemany("INSERT INTO meta VALUES (?, ?)", rows.items())
+def _create(path: Path, pool_id: str) -> None:
+    """Make the file under another name and move it to its place, so that a catalog that is there is whole."""
+    unfinished = path.with_name(f"{path.name}.new")
+    _remove(unfinished)
+    unfinished.touch(mode=0o600, exist_ok=False)
+    with _opened(unfinished) as connection:
+        with _transaction(connection, durable=True):
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            rows = {"schema": str(SCHEMA_VERSION), "pool_id": pool_id, "epoch": "0"}
+            connection.executemany("INSERT INTO meta VALUES (?, ?)", rows.items())
+        connection.close()
+    _remove(path)  # its log first of all: SQLite would take it for that of the new file
+    unfinished.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("-wal", "-shm", ""):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _was_never_opened(path: Path) -> bool:
+    """True where a format was cut off right after it had made this catalog: nothing is lost with it."""
+    try:
+        _check_is_database(path)
+        with _opened(path) as connection:
+            never = int(_meta(connection, "epoch")) == 0
+            connection.close()
+            return never
+    except CatalogError:
+        return False
 
 
 def _meta(connection: sqlite3.Connection, name: str) -> str:
