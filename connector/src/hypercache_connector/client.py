@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from hypercache_protocol import WIRE_1_1, WIRE_2_0, WireVersion
 from hypercache_protocol.messages import Reply, Request
-from hypercache_protocol.versions import LATEST
+from hypercache_protocol.versions import LATEST, RELEASED, features_of
 
 from .connection import Connection, DaemonUnavailable, DeadBeforeSending
 from .outcomes import Outcome, logger
@@ -63,6 +63,7 @@ class Client:
         self._closed = threading.Event()
         self._probing: threading.Thread | None = None
         self._process_id = os.getpid()
+        self._wire: WireVersion | None = None
         self.instance_id: str | None = None
         """Which start of the daemon answered last; None before the first answer, or from an old daemon."""
         self.features: frozenset[str] = frozenset()
@@ -114,6 +115,11 @@ class Client:
         """Whether exchanges fail at once because the daemon stopped answering."""
         return self._probing is not None
 
+    @property
+    def wire(self) -> WireVersion | None:
+        """The wire that was agreed on with the daemon that answered last; None before the first answer."""
+        return self._wire
+
     def close(self) -> None:
         """Make running exchanges fail, and every later one. Any thread may call it, more than once."""
         with self._lock:
@@ -152,7 +158,7 @@ class Client:
             self._give_back(connection)
             raise DaemonUnavailable(
                 Outcome.DAEMON_TOO_OLD,
-                f"the daemon lacks {', '.join(sorted(missing))}; upgrade it to wire 1.1 or newer",
+                _what_is_missing(missing, connection.wire, self._version),
             )
         try:
             results = work(connection, deadline)
@@ -214,7 +220,7 @@ class Client:
     def _note_daemon(self, connection: Connection) -> None:
         with self._lock:
             known, self.instance_id = self.instance_id, connection.instance_id
-            self.features = connection.features
+            self.features, self._wire = connection.features, connection.wire
         if known is None or known != connection.instance_id:
             self._on_new_instance()
 
@@ -273,3 +279,12 @@ class Client:
             self._give_back(connection)
             logger.info("%s: the daemon answers again", self.socket_path)
             return
+
+
+def _what_is_missing(missing: frozenset[str], spoken: WireVersion, most: WireVersion) -> str:
+    """A sentence that names both versions, and which side to change."""
+    needed = next(version for version in RELEASED if missing <= features_of(version))
+    words = ", ".join(sorted(missing))
+    if most < needed:
+        return f"this client is held to wire {most} and {words} need wire {needed}; give it a newer 'wire'"
+    return f"the daemon lacks {words}; upgrade it to wire {needed} or newer (it speaks wire {spoken})"

@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from hypercache_protocol import (
     NEED_DATA,
+    WIRE_1_0,
     WIRE_1_1,
     WIRE_2_0,
     ConnectionClosed,
@@ -89,6 +90,8 @@ class Connection:
         self._poll.register(self._socket, select.POLLIN)
         self.instance_id: str | None = None
         self.features: frozenset[str] = frozenset()
+        self.wire = WIRE_1_0
+        """What both sides speak, once they have greeted each other."""
 
     def greet(self, deadline: float) -> None:
         """Ask the daemon which one it is and what it can do; go on in wire 2 if both sides can.
@@ -104,7 +107,10 @@ class Connection:
                 Outcome.DAEMON_GARBLED, f"the daemon answered a ping with {reply!r}"[:200]
             )
         self.instance_id = reply.instance_id
-        self.features = frozenset(reply.features or ()) & features_of(self._session.version)
+        self.wire = min(self._session.version, _wire_of(reply))
+        # From here on what such a daemon would drop unread is refused before it is sent.
+        self._session.version = self.wire
+        self.features = frozenset(reply.features or ()) & features_of(self.wire)
 
     def _is_welcomed(self, deadline: float) -> bool:
         """Say hello; False where the daemon is of wire 1 and said so."""
@@ -120,6 +126,7 @@ class Connection:
             return False
         self.instance_id = reply.instance_id
         self.features = frozenset(reply.features)
+        self.wire = version
         self._limits = reply.limits
         return True
 
@@ -247,6 +254,11 @@ class Connection:
             return self._socket.recv(_RECEIVE_BYTES)
         except OSError as error:
             raise DaemonUnavailable(Outcome.DAEMON_GONE, f"reading from the daemon failed: {error}") from None
+
+
+def _wire_of(reply: PongReply) -> WireVersion:
+    """The wire of lines that a daemon speaks: one that has anything of 1.1 knows its fields."""
+    return WIRE_1_1 if features_of(WIRE_1_1) & frozenset(reply.features or ()) else WIRE_1_0
 
 
 def _presence(batch: Batch, reply: Reply) -> list[Outcome]:

@@ -33,7 +33,7 @@ def refuse_unsendable(request: Request, version: WireVersion) -> None:
         if getattr(request, name) is not None and not mark.safe_to_drop:
             raise LocalProtocolError(
                 f"{request.action}: {name} needs wire {mark.version} and this connection speaks wire "
-                f"{version}; leave it out or upgrade the daemon"
+                f"{version}; leave it out or upgrade the older side"
             )
 
 
