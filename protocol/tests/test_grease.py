@@ -72,7 +72,7 @@ def test_grease_leaves_a_pipeline_in_step(
     turns = iter(range(100))
     pair = SessionPair(alter=lambda line: greased(line, extras[next(turns) % len(extras)]))
     pair.ask(*(request for request, _ in exchanges))
-    answered = pair.answer(*((number, reply) for number, (_, reply) in enumerate(exchanges)))
+    answered = pair.answer(*((number, reply) for number, (_, reply) in enumerate(exchanges, 1)))
     seen = [type(event.reply) for event in answered if isinstance(event, ReplyReceived)]
     assert seen == [type(reply) for _, reply in exchanges]
     assert len(answered) == len(exchanges)

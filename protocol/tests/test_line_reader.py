@@ -20,7 +20,7 @@ def read_all(data: bytes, cut: Cut, limit: int = LIMIT) -> list[bytes | str]:
     for piece in cut(data):
         reader.feed(piece)
         try:
-            while (line := reader.next_line()) is not None:
+            while (line := reader.next_body()) is not None:
                 lines.append(line)
         except RemoteProtocolError:
             return [*lines, "too long"]
@@ -61,13 +61,13 @@ def test_the_error_tells_the_limit() -> None:
     reader = LineReader(LIMIT)
     reader.feed(b"x" * 17)
     with pytest.raises(RemoteProtocolError, match="longer than 16 bytes"):
-        reader.next_line()
+        reader.next_body()
 
 
 def test_what_follows_the_last_newline_is_no_line() -> None:
     reader = LineReader(LIMIT)
     reader.feed(b"a\ntail")
-    assert [reader.next_line(), reader.next_line()] == [b"a", None]
+    assert [reader.next_body(), reader.next_body()] == [b"a", None]
 
 
 def test_lines_may_hold_any_byte_but_the_newline() -> None:
@@ -84,7 +84,7 @@ def test_a_peer_that_never_sends_a_newline_is_held_to_the_limit() -> None:
         while not refused:
             reader.feed(piece)
             try:
-                assert reader.next_line() is None
+                assert reader.next_body() is None
             except RemoteProtocolError:
                 refused = True
         kept, peak = tracemalloc.get_traced_memory()

@@ -84,7 +84,7 @@ def test_a_client_makes_the_same_events_however_the_replies_were_cut(
 ) -> None:
     sent = [request for request, _ in exchanges]
     data = b"".join(encode_reply(reply) for _, reply in exchanges) + tail.replace(b"\n", b"")
-    expected = [ReplyReceived(number, reply) for number, (_, reply) in enumerate(exchanges)]
+    expected = [ReplyReceived(number, reply) for number, (_, reply) in enumerate(exchanges, 1)]
     assert events(asked(*sent), data, cut) == expected
 
 
@@ -103,21 +103,21 @@ def test_pipelined_requests_are_answered_in_their_order(
 ) -> None:
     pair = SessionPair(cut=cut_there)
     asked = pair.ask(*(request for request, _ in exchanges))
-    assert asked == [RequestReceived(number, request) for number, (request, _) in enumerate(exchanges)]
+    assert asked == [RequestReceived(number, request) for number, (request, _) in enumerate(exchanges, 1)]
     pair = SessionPair(cut=cut_back)
     pair.ask(*(request for request, _ in exchanges))
-    answered = pair.answer(*((number, reply) for number, (_, reply) in enumerate(exchanges)))
-    assert answered == [ReplyReceived(number, reply) for number, (_, reply) in enumerate(exchanges)]
+    answered = pair.answer(*((number, reply) for number, (_, reply) in enumerate(exchanges, 1)))
+    assert answered == [ReplyReceived(number, reply) for number, (_, reply) in enumerate(exchanges, 1)]
     assert (pair.client.pending, pair.daemon.pending) == (0, 0)
 
 
 def test_64_lookups_in_one_piece() -> None:
     pair = SessionPair()
     lookups = [Locate(uri=f"hypercache://{number}", auto_ingest=False) for number in range(64)]
-    assert pair.ask(*lookups) == [RequestReceived(number, lookup) for number, lookup in enumerate(lookups)]
+    assert pair.ask(*lookups) == [RequestReceived(number, lookup) for number, lookup in enumerate(lookups, 1)]
     assert pair.client.pending == pair.daemon.pending == 64
-    answered = pair.answer(*((number, MissReply()) for number in range(64)))
-    assert answered == [ReplyReceived(number, MissReply()) for number in range(64)]
+    answered = pair.answer(*((number, MissReply()) for number in range(1, 65)))
+    assert answered == [ReplyReceived(number, MissReply()) for number in range(1, 65)]
 
 
 # -- the end -------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_what_came_whole_before_the_end_is_still_told() -> None:
     daemon = Session(Role.DAEMON)
     daemon.receive_data(encode_request(LOCATE) + encode_request(CommitWrite(uri="a"))[:-1])
     daemon.receive_data(b"")
-    assert daemon.next_event() == RequestReceived(0, LOCATE)
+    assert daemon.next_event() == RequestReceived(1, LOCATE)
     # The commit lacks its newline: its sender died while it wrote, and asked for nothing.
     assert daemon.next_event() == ConnectionClosed()
 
@@ -161,17 +161,17 @@ def test_a_wrong_request_is_answered_in_its_turn_and_the_next_is_read() -> None:
     daemon = Session(Role.DAEMON)
     data = encode_request(LOCATE) + b'{"action":"fly"}\n' + encode_request(Ping())
     first, second, third = events(daemon, data)
-    assert first == RequestReceived(0, LOCATE)
+    assert first == RequestReceived(1, LOCATE)
     assert isinstance(second, RequestRejected)
-    assert (second.request_id, second.fatal) == (1, False)
+    assert (second.request_id, second.fatal) == (2, False)
     assert second.reply.error_code is ErrorCode.UNKNOWN_ACTION
-    assert third == RequestReceived(2, Ping())
-    with pytest.raises(LocalProtocolError, match="request 1 is not the next"):
-        daemon.send_reply(1, second.reply)
+    assert third == RequestReceived(3, Ping())
+    with pytest.raises(LocalProtocolError, match="request 2 is not the next"):
+        daemon.send_reply(2, second.reply)
     sent = [
-        daemon.send_reply(0, MissReply()),
-        daemon.send_reply(1, second.reply),
-        daemon.send_reply(2, PongReply()),
+        daemon.send_reply(1, MissReply()),
+        daemon.send_reply(2, second.reply),
+        daemon.send_reply(3, PongReply()),
     ]
     assert [json.loads(line)["status"] for line in sent] == ["MISS", "ERROR", "PONG"]
 
@@ -179,17 +179,17 @@ def test_a_wrong_request_is_answered_in_its_turn_and_the_next_is_read() -> None:
 def test_a_request_that_is_too_long_is_the_last_that_is_read() -> None:
     daemon = Session(Role.DAEMON, limits=SMALL)
     found = events(daemon, encode_request(Ping()) + b"x" * 65 + b"\n" + encode_request(Ping()))
-    assert found[0] == RequestReceived(0, Ping())
+    assert found[0] == RequestReceived(1, Ping())
     rejected = found[1]
     assert isinstance(rejected, RequestRejected)
-    assert (rejected.request_id, rejected.fatal) == (1, True)
+    assert (rejected.request_id, rejected.fatal) == (2, True)
     assert rejected.reply.error_code is ErrorCode.TOO_LARGE
     assert "longer than 64 bytes" in rejected.reply.error_message
     assert found[2:] == [ConnectionClosed()]
     assert events(daemon, encode_request(Ping())) == [ConnectionClosed()]
     # What was asked before is still answered, then the refusal; only then is the connection closed.
-    assert daemon.send_reply(0, PongReply()) == b'{"status":"PONG"}\n'
-    assert json.loads(daemon.send_reply(1, rejected.reply))["error_code"] == "TOO_LARGE"
+    assert daemon.send_reply(1, PongReply()) == b'{"status":"PONG"}\n'
+    assert json.loads(daemon.send_reply(2, rejected.reply))["error_code"] == "TOO_LARGE"
 
 
 @pytest.mark.parametrize("cut", [whole, byte_by_byte, cut_at([64]), cut_at([65])])
@@ -198,7 +198,7 @@ def test_a_request_of_exactly_the_limit_is_read_and_one_byte_more_is_not(cut: Cu
     longest = encode_request(Locate(uri="x" * room))
     assert len(longest) == 64 + 1
     assert events(Session(Role.DAEMON, limits=SMALL), longest, cut) == [
-        RequestReceived(0, Locate(uri="x" * room))
+        RequestReceived(1, Locate(uri="x" * room))
     ]
     too_long = encode_request(Locate(uri="x" * (room + 1)))
     first, *_ = events(Session(Role.DAEMON, limits=SMALL), too_long, cut)
@@ -210,7 +210,7 @@ def test_a_client_sends_a_request_of_exactly_the_limit_and_no_longer_one() -> No
     room = 64 - len(encode_request(Locate(uri="x"))) + 2
     client = Session(Role.CLIENT, limits=SMALL)
     assert len(client.send_request(Locate(uri="x" * room))[1]) == 64 + 1
-    with pytest.raises(LocalProtocolError, match="locate: 65 bytes are more than one line may have \\(64\\)"):
+    with pytest.raises(LocalProtocolError, match="locate: 65 bytes are more than one message may have \\(64\\)"):
         client.send_request(Locate(uri="x" * (room + 1)))
     assert client.pending == 1
 
@@ -255,7 +255,7 @@ def test_a_client_gives_the_connection_up_over_a_wrong_reply(data: bytes) -> Non
 def test_a_reply_that_nobody_asked_for_is_never_taken_for_the_next_one_s() -> None:
     client = asked(LOCATE)
     client.receive_data(encode_reply(MissReply()) * 2)
-    assert client.next_event() == ReplyReceived(0, MissReply())
+    assert client.next_event() == ReplyReceived(1, MissReply())
     with pytest.raises(RemoteProtocolError, match="a reply that nobody asked for"):
         client.next_event()
     client.send_request(LOCATE)
@@ -265,29 +265,29 @@ def test_a_reply_that_nobody_asked_for_is_never_taken_for_the_next_one_s() -> No
 def test_an_error_reply_answers_its_own_request_only() -> None:
     client = asked(LOCATE, Ping())
     found = events(client, encode_reply(ErrorReply(error_message="no")) + encode_reply(PongReply()))
-    assert found == [ReplyReceived(0, ErrorReply(error_message="no")), ReplyReceived(1, PongReply())]
+    assert found == [ReplyReceived(1, ErrorReply(error_message="no")), ReplyReceived(2, PongReply())]
 
 
 # -- sending replies -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("request_id", [1, 2, -1, 7])
+@pytest.mark.parametrize("request_id", [2, 3, -1, 0, 8])
 def test_replies_out_of_order_are_refused_and_nothing_is_lost(request_id: int) -> None:
     pair = SessionPair()
     pair.ask(LOCATE, LOCATE, LOCATE)
     with pytest.raises(LocalProtocolError, match=f"request {request_id} is not the next to be answered"):
         pair.daemon.send_reply(request_id, MissReply())
-    assert pair.answer((0, MissReply())) == [ReplyReceived(0, MissReply())]
+    assert pair.answer((1, MissReply())) == [ReplyReceived(1, MissReply())]
 
 
 def test_a_reply_is_sent_once_and_not_unasked() -> None:
     pair = SessionPair()
     with pytest.raises(LocalProtocolError):
-        pair.daemon.send_reply(0, MissReply())
+        pair.daemon.send_reply(1, MissReply())
     pair.ask(LOCATE)
-    pair.answer((0, MissReply()))
+    pair.answer((1, MissReply()))
     with pytest.raises(LocalProtocolError):
-        pair.daemon.send_reply(0, MissReply())
+        pair.daemon.send_reply(1, MissReply())
 
 
 @pytest.mark.parametrize(
@@ -297,9 +297,9 @@ def test_a_reply_that_cannot_be_sent_leaves_its_request_to_be_answered(reply: Re
     pair = SessionPair(limits=SMALL)
     pair.ask(GetStatus())
     with pytest.raises(LocalProtocolError):
-        pair.daemon.send_reply(0, reply)
+        pair.daemon.send_reply(1, reply)
     error = ErrorReply(error_message="no")
-    assert pair.answer((0, error)) == [ReplyReceived(0, error)]
+    assert pair.answer((1, error)) == [ReplyReceived(1, error)]
 
 
 # -- versions ------------------------------------------------------------------------------------------
@@ -348,5 +348,5 @@ def test_a_client_held_to_1_0_cannot_ask_for_what_its_daemon_would_ignore() -> N
         pair.ask(CommitWrite(uri="a", stage_id="s"))
     assert pair.client.pending == 0
     (event,) = pair.ask(CommitWrite(uri="a", chunk_checksums=(1,)))
-    assert event == RequestReceived(0, CommitWrite(uri="a"))
+    assert event == RequestReceived(1, CommitWrite(uri="a"))
     assert pair.daemon.unknown_fields == 0

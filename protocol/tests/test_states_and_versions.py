@@ -5,6 +5,8 @@ from itertools import product
 import pytest
 from pydantic import ValidationError
 
+from hypercache_protocol.actions import ALL_REPLIES
+from hypercache_protocol.batches import BATCH_REPLIES, BatchRequest, Hello
 from hypercache_protocol.errors import ERROR_MEANINGS, ErrorCode, InvalidMessage, ProtocolError
 from hypercache_protocol.fields import CHUNK_SIZE
 from hypercache_protocol.messages import (
@@ -91,7 +93,8 @@ def test_a_version_has_the_features_of_those_before_it() -> None:
 
 def test_a_daemon_tells_the_majors_that_it_speaks() -> None:
     assert majors_up_to(WIRE_1_0) == (1,)
-    assert majors_up_to(LATEST) == (1,)
+    assert majors_up_to(WIRE_1_1) == (1,)
+    assert majors_up_to(LATEST) == (1, 2)
 
 
 # -- tables --------------------------------------------------------------------------------------------
@@ -102,15 +105,17 @@ def every_model(base: type[Message]) -> set[type[Message]]:
 
 
 def test_no_request_and_no_reply_is_outside_the_tables() -> None:
-    assert set(REPLIES) == every_model(Request)
-    replies = {reply for replies in REPLIES.values() for reply in replies} | {ErrorReply}
+    assert set(ALL_REPLIES) == every_model(Request) - {BatchRequest}
+    assert set(ALL_REPLIES) == {*REPLIES, Hello, *BATCH_REPLIES}
+    replies = {reply for replies in ALL_REPLIES.values() for reply in replies} | {ErrorReply}
     assert replies == {model for model in every_model(Reply) if not model.__name__.startswith("_")}
     assert {action: model.action for action, model in REQUESTS.items()} == {
         action: action for action in REQUESTS
     }
+    assert len({model.action for model in ALL_REPLIES}) == len(ALL_REPLIES)
 
 
-@pytest.mark.parametrize("request_", REPLIES, ids=lambda model: model.action)
+@pytest.mark.parametrize("request_", ALL_REPLIES, ids=lambda model: model.action)
 def test_a_status_word_stands_for_one_reply_to_a_request(request_: type[Request]) -> None:
     words = reply_words(request_)
     assert {model.status: model for model in possible_replies(request_)}.items() <= words.items()
