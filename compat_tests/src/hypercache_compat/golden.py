@@ -8,6 +8,8 @@ Rules:
    field was renamed, re-typed or dropped, or an encoder changed what old peers are sent.
 2. FROZEN.sha256 names every frozen file with its digest, so that an edit shows in review as two edits.
 3. A new version has a new folder. What a later build adds to an old one is made by the old encoder.
+4. A frozen schema is broken by a field that is gone, renamed, re-typed or newly required, by a new field
+   that does not name the version that brought it, and by a code or word that is gone or means another thing.
 """
 
 from __future__ import annotations
@@ -21,16 +23,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hypercache_protocol.actions import ALL_REPLIES
 from hypercache_protocol.codecs.json_lines import decode_reply, decode_request, encode_reply, encode_request
-from hypercache_protocol.errors import InvalidMessage, LocalProtocolError
-from hypercache_protocol.messages import REPLIES, REQUESTS, ChunkLocation, DeviceInfo, Reply, Request
-from hypercache_protocol.schema import field_rows, newer_fields, possible_replies
-from hypercache_protocol.versions import RELEASED, WireVersion
+from hypercache_protocol.errors import ErrorCode, InvalidMessage, LocalProtocolError
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.layout import STATUS_CODES, TIER_CODES
+from hypercache_protocol.messages import (
+    REPLIES,
+    REQUESTS,
+    STATUS_ALIASES,
+    ChunkLocation,
+    DeviceInfo,
+    Reply,
+    Request,
+)
+from hypercache_protocol.schema import field_rows, newer_fields, possible_replies, since_marks
+from hypercache_protocol.states import SyncStatus
+from hypercache_protocol.versions import RELEASED, WIRE_1_0, WIRE_2_0, WireVersion, features_of
 
 from .golden_examples import REPLY_EXAMPLES, REQUEST_EXAMPLES
 
 FOLDER = Path(__file__).parents[2]
 MANIFEST = "FROZEN.sha256"
+FROZEN_FOLDERS = ("schemas", "vectors", "transcripts")
 
 
 # -- vectors -------------------------------------------------------------------------------------------
@@ -121,15 +136,15 @@ def schema_of(version: WireVersion) -> dict[str, Any]:
     """What every later build must keep: the fields of each message, and the answers of each action."""
     return {
         "requests": {
-            model.action: {"answers": _words(model), "fields": _field_schema(model, version)}
+            model.action: {"answers": _words(model), "fields": field_schema(model, version)}
             for model in REPLIES
         },
         "replies": {
-            f"{reply.status} to {request.action}": _field_schema(reply, version)
+            f"{reply.status} to {request.action}": field_schema(reply, version)
             for request in REPLIES
             for reply in possible_replies(request)
         },
-        "parts": {model.__name__: _field_schema(model, version) for model in (ChunkLocation, DeviceInfo)},
+        "parts": {model.__name__: field_schema(model, version) for model in (ChunkLocation, DeviceInfo)},
     }
 
 
@@ -137,7 +152,8 @@ def _words(model: type[Request]) -> list[str]:
     return [reply.status for reply in possible_replies(model)]
 
 
-def _field_schema(model: Any, version: WireVersion) -> dict[str, Any]:
+def field_schema(model: Any, version: WireVersion) -> dict[str, Any]:
+    """Field name -> what a peer of `version` must be able to count on."""
     hidden = newer_fields(model, version)
     return {
         row.name: {
@@ -151,15 +167,52 @@ def _field_schema(model: Any, version: WireVersion) -> dict[str, Any]:
     }
 
 
+def codes_of(version: WireVersion) -> dict[str, Any]:
+    """The numbers and words of `version` that stand for something, and the fields that may not be dropped
+    for an older peer. None is ever used again for something else."""
+    codes: dict[str, Any] = {
+        "sync_status words": [status.value for status in SyncStatus],
+        "tier words": [tier.value for tier in Tier],
+        "features": sorted(features_of(version)),
+        "error codes": [code.value for code in ErrorCode] if version > WIRE_1_0 else [],
+        "never dropped": sorted(_never_dropped(version)),
+        "other spellings": {reply.status: list(words) for reply, words in STATUS_ALIASES.items()},
+    }
+    if version >= WIRE_2_0:
+        codes["sync_status codes"] = {str(code): status.value for status, code in STATUS_CODES.items()}
+        codes["tier codes"] = {str(code): tier.value for tier, code in TIER_CODES.items()}
+    return codes
+
+
+def _never_dropped(version: WireVersion) -> Iterator[str]:
+    for model in ALL_REPLIES:
+        for name, mark in since_marks(model).items():
+            if mark.version <= version and not mark.safe_to_drop:
+                yield f"{model.action}.{name}"
+
+
 def lost(frozen: Any, now: Any, path: str = "") -> Iterator[str]:
-    """What `frozen` has and `now` has not, or has otherwise; `now` may have more."""
+    """What `frozen` has and `now` has not, or has otherwise; `now` may have more, but no more that a peer
+    of the frozen version would have to know."""
     if isinstance(frozen, dict) and isinstance(now, dict):
         for key, value in frozen.items():
             yield from lost(value, now.get(key, "nothing"), f"{path}/{key}")
+        for key in now.keys() - frozen.keys():
+            yield from _burdens(now[key], f"{path}/{key}")
     elif isinstance(frozen, list) and isinstance(now, list):
         yield from (f"{path} lacks {item}" for item in frozen if item not in now)
     elif frozen != now:
         yield f"{path} was {frozen} and is {now}"
+
+
+def _burdens(added: Any, path: str) -> Iterator[str]:
+    """What is wrong with a field that was added to a message after it was frozen."""
+    if not isinstance(added, dict) or "kind" not in added:
+        return
+    if added.get("required"):
+        yield f"{path} is newly required"
+    else:
+        yield f"{path} is new and does not name the version that brought it"
 
 
 # -- files ---------------------------------------------------------------------------------------------
@@ -170,6 +223,7 @@ def wanted_files() -> dict[str, str]:
     files: dict[str, str] = {}
     for version in RELEASED:
         files[f"schemas/wire-{version}.json"] = _text(schema_of(version))
+        files[f"schemas/codes-{version}.json"] = _text(codes_of(version))
         for name, vector in vectors_of(version).items():
             files[f"vectors/wire-{version}/{name}"] = _text(vector.as_json())
     return files
@@ -191,7 +245,7 @@ def problems(folder: Path = FOLDER) -> list[str]:
     frozen = frozen_files(folder)
     there = {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for kind in ("schemas", "vectors")
+        for kind in FROZEN_FOLDERS
         for path in (folder / kind).rglob("*.json")
     }
     gone = [f"{name} is gone" for name in sorted(frozen.keys() - there.keys())]
@@ -220,7 +274,11 @@ def missing(folder: Path = FOLDER) -> dict[str, str]:
 
 def add(folder: Path = FOLDER) -> list[str]:
     """Write and freeze what is missing; the names of the new files."""
-    new = missing(folder)
+    return freeze(missing(folder), folder)
+
+
+def freeze(new: dict[str, str], folder: Path = FOLDER) -> list[str]:
+    """Write these files, none of which may be there, and name them in the manifest; their names."""
     for name, text in new.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

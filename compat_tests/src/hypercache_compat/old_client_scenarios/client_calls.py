@@ -127,6 +127,22 @@ def life_of_an_object(socket_path: str, uri: str, size_bytes: int, tier: str | N
     return seen
 
 
+def evict_twice(socket_path: str, uri: str, size_bytes: int) -> list[bool]:
+    """Evict what is there and then what is not; it is gone in between."""
+    with HyperCacheClient(socket_path) as client:
+        put(client, uri, payload(uri, size_bytes))
+        seen = [client.evict(uri), client.locate(uri, auto_ingest=False).is_hit, client.evict(uri)]
+    return [bool(each) for each in seen]
+
+
+def pin_and_unpin(socket_path: str, uri: str, size_bytes: int) -> list[bool]:
+    """Pin and unpin what is there, then what is not."""
+    with HyperCacheClient(socket_path) as client:
+        put(client, uri, payload(uri, size_bytes))
+        seen = [client.pin(uri), client.pin(uri, pinned=False), client.pin(uri + ".absent")]
+    return [bool(each) for each in seen]
+
+
 def replace_while_read(socket_path: str, uri: str, old_size: int, new_size: int) -> None:
     """Until its commit, a second write under the same uri changes nothing that a reader gets."""
     old, new = payload(uri + "old", old_size), payload(uri + "new", new_size)
