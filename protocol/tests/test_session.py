@@ -210,7 +210,9 @@ def test_a_client_sends_a_request_of_exactly_the_limit_and_no_longer_one() -> No
     room = 64 - len(encode_request(Locate(uri="x"))) + 2
     client = Session(Role.CLIENT, limits=SMALL)
     assert len(client.send_request(Locate(uri="x" * room))[1]) == 64 + 1
-    with pytest.raises(LocalProtocolError, match="locate: 65 bytes are more than one message may have \\(64\\)"):
+    with pytest.raises(
+        LocalProtocolError, match="locate: 65 bytes are more than one message may have \\(64\\)"
+    ):
         client.send_request(Locate(uri="x" * (room + 1)))
     assert client.pending == 1
 

@@ -8,7 +8,8 @@
 Rules:
 1. Events come out the same however the bytes were cut.
 2. A session begins on wire 1. Once a hello is answered with a version of wire 2 both sides go on in
-   frames; between its hello and the answer a client sends nothing.
+   frames. Between its hello and the answer a client sends nothing, and what a daemon gets is left unread:
+   the answer decides what those bytes are.
 3. On wire 1 replies come in the order of the requests; a session refuses to send or read anything else.
    On wire 2 they come in any order; one that nobody waits for is dropped and counted.
 4. After a fatal event or a RemoteProtocolError the connection must be closed.
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from .batches import HelloReply
+from .batches import Hello, HelloReply
 from .codecs import json_lines, msgpack_frames
 from .errors import InvalidMessage, LocalProtocolError, RemoteProtocolError
 from .fields import MIB
@@ -117,6 +118,7 @@ class Session:
         self._reader = json_lines.LineReader(self._incoming_bytes)
         self._open: dict[int, Request | None] = {}  # asked and not yet answered, in order
         self._last_id = msgpack_frames.NOBODY
+        self._hello_id: int | None = None  # of a hello that is not answered yet
         self._ended = False
         self._failed = False
 
@@ -148,7 +150,9 @@ class Session:
         if self._failed:
             return ConnectionClosed()
         try:
-            while (body := self._reader.next_body()) is not None:
+            # A daemon leaves what follows a hello unread until it has answered.
+            waits = self._hello_id is not None and self.role is Role.DAEMON
+            while not waits and (body := self._reader.next_body()) is not None:
                 event = self._request_event(body) if self.role is Role.DAEMON else self._reply_event(body)
                 if event is not None:
                     return event
@@ -185,16 +189,15 @@ class Session:
             return RequestRejected(request_id, reply)
         self.unknown_fields += unknown
         self._open[request_id] = request
+        if isinstance(request, Hello):
+            self._hello_id = request_id
         return RequestReceived(request_id, request)
 
     def _reply_event(self, body: bytes) -> ReplyReceived | None:
         try:
-            received = self._framed_reply(body) if self.is_framed else self._reply_on_line(body)
+            return self._framed_reply(body) if self.is_framed else self._reply_on_line(body)
         except InvalidMessage as error:
             raise RemoteProtocolError(error.message) from None
-        if received is not None:
-            self._switch_after(received.reply)
-        return received
 
     def _reply_on_line(self, line: bytes) -> ReplyReceived:
         if not self._open:
@@ -202,7 +205,17 @@ class Session:
         request_id = next(iter(self._open))
         reply, unknown = json_lines.decode_reply(line, self._answered(request_id), self.version)
         self.unknown_fields += unknown
+        self._check_welcome(reply)
+        self._switch_after(request_id, reply)
         return ReplyReceived(request_id, reply)
+
+    def _check_welcome(self, reply: Reply) -> None:
+        if isinstance(reply, HelloReply):
+            chosen = parsed(reply.version)
+            if chosen is None or chosen > self.version:
+                raise InvalidMessage(
+                    f"the daemon goes on in wire {reply.version!r} and this side speaks up to {self.version}"
+                )
 
     def _framed_reply(self, body: bytes) -> ReplyReceived | None:
         request_id, word, fields = msgpack_frames.decode_envelope(body)
@@ -227,8 +240,11 @@ class Session:
         """The id that the reply will carry, and the bytes to write.
 
         Raises:
-            LocalProtocolError: the wire that is spoken cannot carry it, or it is too long.
+            LocalProtocolError: the wire that is spoken cannot carry it, it is too long, or a hello is not
+                answered yet.
         """
+        if self._hello_id is not None:
+            raise LocalProtocolError(f"{request.action}: the hello before it is not answered yet")
         request_id = self._last_id + 1
         if self.is_framed:
             data = msgpack_frames.encode_request(request_id, request, self.version)
@@ -236,6 +252,8 @@ class Session:
             data = json_lines.encode_request(request, self.version)
         _check_length(request.action, data, self._limits.max_request_bytes)
         self._open[self._next_id()] = request
+        if isinstance(request, Hello):
+            self._hello_id = request_id
         return request_id, data
 
     def send_reply(self, request_id: int, reply: Reply) -> bytes:
@@ -253,7 +271,7 @@ class Session:
             data = json_lines.encode_reply(reply, self.version)
         _check_length(reply.status, data, self._limits.max_reply_bytes)
         del self._open[request_id]
-        self._switch_after(reply)
+        self._switch_after(request_id, reply)
         return data
 
     def give_up(self, request_id: int) -> None:
@@ -273,13 +291,16 @@ class Session:
         self._last_id += 1
         return self._last_id
 
-    def _switch_after(self, reply: Reply) -> None:
-        """Go on in frames where `reply` is a hello's that says so."""
+    def _switch_after(self, request_id: int, reply: Reply) -> None:
+        """Go on in frames where `reply` answers a hello and says so."""
+        if request_id != self._hello_id:
+            return
+        self._hello_id = None
         chosen = parsed(reply.version) if isinstance(reply, HelloReply) else None
         if (
             chosen is None
             or chosen.major < _FRAMES_MAJOR
-            or isinstance(self._reader, msgpack_frames.FrameReader)
+            or not isinstance(self._reader, json_lines.LineReader)
         ):
             return
         rest = self._reader.take_rest()

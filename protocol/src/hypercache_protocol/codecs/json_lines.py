@@ -79,7 +79,9 @@ def encode_request(request: Request, version: WireVersion = LATEST) -> bytes:
     """
     refuse_unsendable(request, version)
     if request.action not in actions_on_lines(LATEST):
-        raise LocalProtocolError(f"{request.action} needs wire 2.0 and this connection speaks lines of wire {version}")
+        raise LocalProtocolError(
+            f"{request.action} needs wire 2.0 and this connection speaks lines of wire {version}"
+        )
     return _line("action", request.action, request, version)
 
 

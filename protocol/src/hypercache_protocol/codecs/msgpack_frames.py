@@ -5,10 +5,12 @@ A frame is four bytes, its body's length as an unsigned big-endian number, and t
 it answers no request), `word` the action or the status, and `fields` a map with string keys.
 
 Rules:
-1. A length above the limit is refused when it is read; nothing is ever allocated on its say-so.
+1. A length above the limit is refused when it is read; nothing is ever allocated on its say-so. A list that
+   claims more items than there are bytes for is found before anything is made of it.
 2. A body that is [id, word, fields] and no message fails that request alone. Any other body leaves nobody
    to answer: the connection is over.
-3. What msgpack's C and pure-Python unpackers disagree on (deep nesting) is refused by both.
+3. Extension types, timestamps among them, and maps with keys that are no strings are refused at any depth.
+4. What msgpack's C and pure-Python unpackers disagree on (deep nesting) is refused by both.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ NOBODY = 0
 MAX_ID = 1 << 53
 _HEADER = struct.Struct(">I")
 _MAX_DEPTH = 32
+_NOT_PLAIN = frozenset({dict, list, msgpack.Timestamp})
+_NOT_WHOLE = "a frame's body is not one whole msgpack value of lists, maps with string keys and plain values"
 
 
 class FrameReader:
@@ -117,7 +121,7 @@ def decode_envelope(body: bytes) -> tuple[int, str, dict[str, Any]]:
     """
     envelope = _unpacked(body)
     match envelope:
-        case [int() as request_id, str() as word, dict() as fields] if _is_sound(request_id, fields):
+        case [int() as request_id, str() as word, dict() as fields] if _is_id(request_id):
             return request_id, word, fields
         case _:
             raise RemoteProtocolError("a frame must be the list [id, word, fields]")
@@ -145,38 +149,50 @@ def decode_reply(
 
 def _unpacked(body: bytes) -> Any:
     try:
+        _check_whole(body)
         value = msgpack.unpackb(body, raw=False, strict_map_key=True, ext_hook=_refuse_extension)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        raise RemoteProtocolError("a frame's body is not one whole msgpack value") from error
-    if _is_too_deep(value):
-        raise RemoteProtocolError("a frame's body is not one whole msgpack value")
+        raise RemoteProtocolError(_NOT_WHOLE) from error
+    if not _is_sound(value):
+        raise RemoteProtocolError(_NOT_WHOLE)
     return value
+
+
+def _check_whole(body: bytes) -> None:
+    """Walk over the body without making anything of it: msgpack's C unpacker makes a list as long as it
+    claims to be before it has seen one item, so 1 MiB of nested lists would claim 8 GiB."""
+    scanner = msgpack.Unpacker(max_buffer_size=len(body))
+    scanner.feed(body)
+    scanner.skip()
 
 
 def _refuse_extension(code: int, _: bytes) -> Any:
     raise ValueError(f"extension type {code}")
 
 
-def _is_sound(request_id: int, fields: dict[Any, Any]) -> bool:
-    number = not isinstance(request_id, bool) and NOBODY <= request_id <= MAX_ID
-    return number and all(isinstance(name, str) for name in fields)
+def _is_id(request_id: int) -> bool:
+    return not isinstance(request_id, bool) and NOBODY <= request_id <= MAX_ID
 
 
-def _is_too_deep(value: Any) -> bool:
+def _is_sound(value: Any) -> bool:
     # Level by level and only through containers, so a batch of plain strings costs one look at its list.
     level = [value]
     for _ in range(_MAX_DEPTH):
-        level = [item for container in level for item in _items(container) if isinstance(item, list | dict)]
-        if not level:
+        if not all(map(_has_sound_keys, level)):
             return False
-    return True
+        level = [item for container in level for item in _items(container) if type(item) in _NOT_PLAIN]
+        if not level:
+            return True
+    return False
+
+
+def _has_sound_keys(container: Any) -> bool:
+    if isinstance(container, dict):
+        return all(isinstance(name, str) for name in container)
+    return not isinstance(container, msgpack.Timestamp)  # which no ext_hook is asked about
 
 
 def _items(container: Any) -> Any:
-    return (
-        container.values()
-        if isinstance(container, dict)
-        else container
-        if isinstance(container, list)
-        else ()
-    )
+    if isinstance(container, dict):
+        return container.values()
+    return container if isinstance(container, list) else ()
