@@ -9,6 +9,7 @@ import itertools
 import select
 import shutil
 import socket
+import struct
 import tempfile
 import threading
 import time
@@ -23,7 +24,35 @@ import pytest
 
 from hypercache_connector import HyperCacheConnector
 from hypercache_connector.completions import Completion
-from hypercache_protocol import ConnectionClosed, ErrorCode, RequestReceived, Role, Session, SyncStatus, Tier
+from hypercache_protocol import (
+    NEED_DATA,
+    WIRE_1_1,
+    WIRE_2_0,
+    ErrorCode,
+    RequestReceived,
+    RequestRejected,
+    Role,
+    Session,
+    SyncStatus,
+    Tier,
+    WireVersion,
+)
+from hypercache_protocol.batches import (
+    BatchRequest,
+    CommitMany,
+    CommittedMany,
+    EvictedMany,
+    EvictMany,
+    Hello,
+    HelloLimits,
+    HelloReply,
+    ItemError,
+    LocatedMany,
+    LocateMany,
+    StagedMany,
+    StageMany,
+)
+from hypercache_protocol.layout import STATUS_CODES, Layout, pack_layouts, packed, packed_bits
 from hypercache_protocol.messages import (
     ChunkLocation,
     CommittedReply,
@@ -45,6 +74,7 @@ from hypercache_protocol.messages import (
 DEADLINE_S = 30.0
 FEATURES = ("chunk_checksums", "generation", "local_only", "stage_id", "sync_status")
 BLOCK = 4096
+LIMITS = HelloLimits(max_request_bytes=1 << 20, max_reply_bytes=64 << 20, max_in_flight=64, max_batch=4096)
 
 
 @dataclass
@@ -53,7 +83,9 @@ class ScriptedDaemon:
 
     `change` maps a request and its reply to the reply that is given; `garble` maps a request and the bytes
     of its reply to the bytes that are sent, or to None to close the connection. `hold` answers nothing
-    before so many requests wait on one connection.
+    before so many requests wait on one connection. `wire` is the newest that it speaks: by default it takes
+    a hello for an unknown action, as any daemon before wire 2 does. Batches are answered uri by uri, each
+    through `change`; `change_batch` then maps the batch and its reply.
     """
 
     folder: Path
@@ -62,7 +94,10 @@ class ScriptedDaemon:
     features: tuple[str, ...] | None = FEATURES
     change: Callable[[Request, Reply], Reply] = lambda request, reply: reply
     garble: Callable[[Request, bytes], bytes | None] = lambda request, data: data
+    change_batch: Callable[[Request, Any], Reply] = lambda request, reply: reply
     hold: int = 1
+    wire: WireVersion = WIRE_1_1
+    limits: HelloLimits = LIMITS
     requests: list[Request] = field(default_factory=list)
     objects: dict[str, HitReply] = field(default_factory=dict)
     staged: dict[str, tuple[str, StagedReply]] = field(default_factory=dict)
@@ -134,11 +169,12 @@ class ScriptedDaemon:
 
     def _serve(self, connected: socket.socket) -> None:
         with suppress(OSError), connected:
-            session = Session(Role.DAEMON)
-            waiting: list[RequestReceived] = []
+            session = Session(Role.DAEMON, version=self.wire)
+            waiting: list[RequestReceived | RequestRejected] = []
             while self._read(connected, session, waiting):
-                first = waiting[0].request if waiting else None
-                if len(waiting) >= (1 if isinstance(first, Ping) else self.hold):
+                first = waiting[0] if waiting else None
+                greeting = not isinstance(first, RequestReceived) or isinstance(first.request, Ping | Hello)
+                if len(waiting) >= (1 if greeting else self.hold):
                     self.running.wait()
                     for event in waiting:
                         self._answer(connected, session, event)
@@ -146,19 +182,30 @@ class ScriptedDaemon:
         with self._lock:
             self._sockets.discard(connected)
 
-    def _read(self, connected: socket.socket, session: Session, waiting: list[RequestReceived]) -> bool:
+    def _read(
+        self, connected: socket.socket, session: Session, waiting: list[RequestReceived | RequestRejected]
+    ) -> bool:
         session.receive_data(connected.recv(1 << 20))
-        while isinstance(event := session.next_event(), (RequestReceived, ConnectionClosed)):
-            if isinstance(event, ConnectionClosed):
-                return False
-            with self._lock:
-                self.requests.append(event.request)
-            waiting.append(event)
+        while (event := session.next_event()) is not NEED_DATA:
+            match event:
+                case RequestReceived():
+                    with self._lock:
+                        self.requests.append(event.request)
+                    waiting.append(event)
+                case RequestRejected():
+                    waiting.append(event)
+                case _:
+                    return False
         return True
 
-    def _answer(self, connected: socket.socket, session: Session, event: RequestReceived) -> None:
+    def _answer(
+        self, connected: socket.socket, session: Session, event: RequestReceived | RequestRejected
+    ) -> None:
+        if isinstance(event, RequestRejected):
+            connected.sendall(session.send_reply(event.request_id, event.reply))
+            return
         with self._lock:
-            reply = self.change(event.request, self._reply(event.request))
+            reply = self._answered(event.request)
         data = self.garble(event.request, session.send_reply(event.request_id, reply))
         if data is None:
             raise OSError("the test wants the connection closed")
@@ -166,11 +213,27 @@ class ScriptedDaemon:
 
     # -- what a daemon does ------------------------------------------------------------------------------
 
+    def _answered(self, request: Request) -> Reply:
+        if isinstance(request, BatchRequest):
+            singles = singles_of(request)
+            replies = [self.change(single, self._reply(single)) for single in singles]
+            return self.change_batch(request, together(request, replies))
+        return self.change(request, self._reply(request))
+
     def _reply(self, request: Request) -> Reply:
         match request:
             case Ping():
                 return PongReply(
                     wire=(1,), daemon="scripted", instance_id=self.instance_id, features=self.features
+                )
+            case Hello():
+                return HelloReply(
+                    version="2.0",
+                    versions=("1.0", "1.1", "2.0"),
+                    features=(*(self.features or ()), "frames", "batches"),
+                    limits=self.limits,
+                    devices=(),
+                    instance_id=self.instance_id,
                 )
             case Locate():
                 return self.objects.get(request.uri, MissReply())
@@ -242,6 +305,162 @@ class ScriptedDaemon:
             position -= chunk.length
 
 
+class FrameRelay:
+    """Stands between clients and a daemon of wire 2 and counts what clients ask for."""
+
+    def __init__(self, path: str, target: str) -> None:
+        self.path = path
+        self.hellos = 0
+        self.frame_bytes: list[int] = []
+        """The length of each request's body so far."""
+        self._target = target
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen(64)
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def __enter__(self) -> FrameRelay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(DEADLINE_S)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+
+    def taken(self) -> int:
+        """How many frames clients sent since this was last asked."""
+        count = len(self.frame_bytes)
+        self.frame_bytes.clear()
+        return count
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                accepted, _ = self._listener.accept()
+                self._threads.append(threading.Thread(target=self._serve, args=(accepted,)))
+                self._threads[-1].start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as daemon:
+            daemon.connect(self._target)
+            unread = bytearray()
+            greeted = False
+            while True:
+                ready, _, _ = select.select([client, daemon], [], [])
+                if daemon in ready and not self._passed(daemon, client):
+                    return
+                if client in ready:
+                    if not (data := self._passed(client, daemon)):
+                        return
+                    unread += data
+                    greeted = greeted or self._took_hello(unread)
+                    if greeted:
+                        self._count(unread)
+
+    def _passed(self, source: socket.socket, sink: socket.socket) -> bytes:
+        try:
+            data = source.recv(1 << 20)
+            sink.sendall(data)
+        except OSError:
+            return b""
+        return data
+
+    def _took_hello(self, unread: bytearray) -> bool:
+        line, newline, rest = bytes(unread).partition(b"\n")
+        if newline:
+            assert b'"hello"' in line
+            self.hellos += 1
+            unread[:] = rest
+        return bool(newline)
+
+    def _count(self, unread: bytearray) -> None:
+        while len(unread) >= 4 and len(unread) >= 4 + (size := int.from_bytes(unread[:4], "big")):
+            self.frame_bytes.append(size)
+            del unread[: 4 + size]
+
+
+def singles_of(request: BatchRequest) -> list[Request]:
+    """What the batch would have been on wire 1."""
+    uris = request.uris()
+    match request:
+        case LocateMany():
+            return [Locate(uri=uri, auto_ingest=False) for uri in uris]
+        case EvictMany():
+            return [Evict(uri=uri) for uri in uris]
+        case StageMany():
+            return [
+                StageWrite(uri=uri, size_bytes=size, auto_flush_s3=request.auto_flush_s3, tier=request.tier)
+                for uri, size in zip(uris, request.sizes, strict=True)
+            ]
+        case CommitMany():
+            assert request.checksum_counts is not None
+            assert request.checksums is not None
+            counts = struct.unpack(f"<{len(uris)}I", request.checksum_counts)
+            words = iter(struct.unpack(f"<{sum(counts)}I", request.checksums))
+            return [
+                CommitWrite(
+                    uri=uri,
+                    stage_id=stage_id,
+                    local_only=request.local_only,
+                    chunk_checksums=tuple(itertools.islice(words, count)),
+                )
+                for uri, stage_id, count in zip(uris, request.stage_ids, counts, strict=True)
+            ]
+        case _:
+            raise AssertionError(request)
+
+
+def together(request: BatchRequest, replies: Sequence[Any]) -> Reply:
+    """The replies to the singles as one."""
+    done = [reply for reply in replies if not isinstance(reply, ErrorReply | MissReply)]
+    bits = packed_bits([not isinstance(reply, ErrorReply | MissReply) for reply in replies])
+    errors = tuple(
+        ItemError(index=index, error_message=reply.error_message, error_code=reply.error_code)
+        for index, reply in enumerate(replies)
+        if isinstance(reply, ErrorReply)
+    )
+    match request:
+        case LocateMany():
+            layouts = pack_layouts([layout_of(reply) for reply in done]) if request.layouts else None
+            verifiable = packed_bits(
+                [isinstance(reply, HitReply) and layout_of(reply).checksums is not None for reply in replies]
+            )
+            return LocatedMany(present=bits, verifiable=verifiable, layouts=layouts)
+        case EvictMany():
+            return EvictedMany(done=bits, errors=errors)
+        case StageMany():
+            stage_ids = tuple(reply.stage_id for reply in done)
+            layouts = pack_layouts([layout_of(reply) for reply in done])
+            return StagedMany(done=bits, stage_ids=stage_ids, layouts=layouts, errors=errors)
+        case _:
+            return CommittedMany(
+                done=bits,
+                object_sizes=packed([reply.object_size for reply in done], "<u8"),
+                generations=packed([reply.generation or 0 for reply in done], "<u8"),
+                sync_statuses=bytes([STATUS_CODES[reply.sync_status] for reply in done]),
+                errors=errors,
+            )
+
+
+def layout_of(reply: HitReply | StagedReply) -> Layout:
+    """One reply's layout, to be packed."""
+    chunks = reply.chunk_layout
+    sums = [chunk.checksum for chunk in chunks if chunk.checksum is not None]
+    return Layout(
+        reply.object_size,
+        (reply.generation or 0) if isinstance(reply, HitReply) else 0,
+        reply.sync_status or SyncStatus.STAGED,
+        chunks[0].tier if chunks else Tier.NVME,
+        [chunk.device for chunk in chunks],
+        [chunk.offset for chunk in chunks],
+        [chunk.length for chunk in chunks],
+        sums if len(sums) == len(chunks) and reply.sync_status is not SyncStatus.STAGED else None,
+    )
+
+
 class Driver:
     """Does with a connector what LMCache does, and waits for the results."""
 
@@ -302,6 +521,22 @@ def scripted(folder: Path) -> Iterator[ScriptedDaemon]:
     yield daemon
     daemon.thaw()
     daemon.stop()
+
+
+@pytest.fixture
+def scripted2(folder: Path) -> Iterator[ScriptedDaemon]:
+    """A scripted daemon of wire 2 that behaves well until told otherwise."""
+    daemon = ScriptedDaemon(folder, wire=WIRE_2_0)
+    yield daemon
+    daemon.thaw()
+    daemon.stop()
+
+
+@pytest.fixture
+def relay_to(folder: Path) -> Iterator[Callable[[str], FrameRelay]]:
+    """Puts relays before daemons; they end with the test."""
+    with ExitStack() as stack:
+        yield lambda target: stack.enter_context(FrameRelay(str(folder / "relay"), target))
 
 
 @pytest.fixture

@@ -241,8 +241,11 @@ def test_a_connection_found_dead_by_the_write_is_replaced_and_the_request_sent_o
 
 def test_it_is_tried_again_once_and_not_twice(make: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts: list[int] = []
+    real_send = Connection._send
 
     def dead(self: Connection, data: memoryview, *, untouched: bool) -> int:
+        if b'"ping"' in bytes(data) or b'"hello"' in bytes(data):
+            return real_send(self, data, untouched=untouched)
         attempts.append(len(data))
         raise DeadBeforeSending
 

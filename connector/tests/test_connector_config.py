@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from hypercache_connector import ConfigError, HyperCacheConnector
 from hypercache_connector.config import Config, DirectIo, parse
-from hypercache_protocol import Tier
+from hypercache_protocol import WIRE_1_1, WIRE_2_0, Tier
 
 GOOD: dict[str, Any] = {"namespace": "n", "socket_path": "/nowhere/s"}
 
@@ -18,7 +18,9 @@ def test_defaults_are_those_that_the_readme_lists() -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     for name, field in Config.model_fields.items():
         default = field.default.value if isinstance(field.default, (Tier, DirectIo)) else field.default
-        shown = "required" if field.is_required() else str(default).lower().removesuffix(".0")
+        shown = "required" if field.is_required() else str(default).lower()
+        if isinstance(default, float):
+            shown = shown.removesuffix(".0")
         assert f"| `{name}` |" in readme
         row = next(line for line in readme.splitlines() if line.startswith(f"| `{name}` |"))
         assert shown in row.replace("`", "").split(" | ")[2], row
@@ -40,6 +42,8 @@ def test_defaults_are_those_that_the_readme_lists() -> None:
         ({"overwrite": "yes"}, "'overwrite' is wrong"),
         ({"tier": "disk"}, "must be one of 'nvme', 'ram' (got 'disk')"),
         ({"direct_io": "maybe"}, "must be one of 'auto', 'on', 'off'"),
+        ({"wire": "3.0"}, "must be one of '1.0', '1.1', '2.0' (got '3.0')"),
+        ({"wire": 2.0}, "must be one of '1.0', '1.1', '2.0' (got 2.0)"),
         ({"socket_path": ""}, "give the path of the daemon's socket"),
         ({"socket_path": "/" + "s" * 107}, "at most 107 bytes"),
     ],
@@ -60,6 +64,8 @@ def test_a_missing_namespace_stops_the_start_and_says_what_it_is_for() -> None:
 def test_good_parameters_are_taken_as_json_gives_them() -> None:
     config = parse(GOOD | {"timeout_s": 2, "tier": "ram", "direct_io": "on", "overwrite": True})
     assert (config.timeout_s, config.tier, config.direct_io) == (2.0, Tier.RAM, DirectIo.ON)
+    assert config.wire == WIRE_2_0
+    assert parse(GOOD | {"wire": "1.1"}).wire == WIRE_1_1
     with pytest.raises(ValidationError):
         config.tier = Tier.NVME  # type: ignore[misc]
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,10 @@ class HoldingRelay:
         self._thread.start()
 
     def _run(self) -> None:
-        accepted, _ = self._listener.accept()
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError:  # closed before anybody came
+            return
         with accepted, socket.socket(socket.AF_UNIX) as daemon:
             daemon.connect(self._target)
             while burst := self._burst(accepted):
@@ -230,25 +234,48 @@ class HoldingRelay:
             accepted.sendall(piece)
 
     def close(self) -> None:
-        self._listener.close()
+        self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join(DEADLINE_S)
+        self._listener.close()
 
 
-def test_a_lookup_of_64_keys_is_one_exchange_with_the_daemon(daemon: DaemonProcess, connect) -> None:
+def test_on_wire_1_a_lookup_of_64_keys_is_one_exchange_with_the_daemon(
+    daemon: DaemonProcess, connect
+) -> None:
     keys = [f"k{number}" for number in range(64)]
     assert store_all(connect(daemon.socket_path, timeout_s=20.0), keys, [100] * 64)
     path = str(daemon.folder / "relay")
-    relay = HoldingRelay(path, daemon.socket_path, hold=64)
-    driver = connect(path, timeout_s=20.0)
-    assert driver.exists(keys) == [True] * 64
-    assert check_load(driver, keys, [100] * 64) == [True] * 64
-    assert relay.bursts == [1, 64, 64]  # the greeting, the lookup, the load's look
+    with closing(HoldingRelay(path, daemon.socket_path, hold=64)) as relay:
+        driver = connect(path, timeout_s=20.0, wire="1.1")
+        assert driver.exists(keys) == [True] * 64
+        assert check_load(driver, keys, [100] * 64) == [True] * 64
+        assert relay.bursts == [1, 64, 64]  # the greeting, the lookup, the load's look
+        driver.connector.close()
+
+
+@pytest.mark.parametrize("count", [64, 512])
+def test_on_wire_2_what_an_operation_costs_does_not_grow_with_its_keys(
+    daemon: DaemonProcess, connect, relay_to, count: int
+) -> None:
+    relay = relay_to(daemon.socket_path)
+    driver = connect(relay.path, timeout_s=20.0)
+    keys, sizes = [f"k{number}" for number in range(count)], [100] * count
+    assert driver.exists(keys) == [False] * count
+    assert relay.taken() == 1
+    assert store_all(driver, keys, sizes)
+    assert relay.taken() == 1 + 4 * 2, "one look; then each of four parts is staged and committed"
+    assert driver.exists(keys) == [True] * count
+    assert relay.taken() == 1
+    assert check_load(driver, keys, sizes) == [True] * count
+    assert relay.taken() == 1
+    assert driver.delete(keys) == [True] * count
+    assert relay.taken() == 1
     driver.connector.close()
-    relay.close()
 
 
-def test_a_batch_of_10000_keys(daemon: DaemonProcess, connect) -> None:
-    driver = connect(daemon.socket_path, timeout_s=25.0)
+@pytest.mark.parametrize("wire", ["1.1", "2.0"])
+def test_a_batch_of_10000_keys(daemon: DaemonProcess, connect, wire: str) -> None:
+    driver = connect(daemon.socket_path, timeout_s=25.0, wire=wire)
     keys = [f"k{number}" for number in range(10_000)]
     assert driver.exists(keys) == [False] * 10_000
     assert store_all(driver, keys[::1000], [10] * 10)

@@ -14,7 +14,7 @@ from daemon_harness import CHUNK, MIB, Client, Daemon, line, pattern, read_layou
 from hypercache_daemon.connection import ConnectionLimits
 from hypercache_protocol.session import Limits
 
-BOTH_WIRES = pytest.mark.parametrize("wire", ["1.0", "1.1"])
+EVERY_WIRE = pytest.mark.parametrize("wire", ["1.0", "1.1", "2.0"])
 URI = "hypercache://a/b"
 TELEMETRY = {
     "event_type": "load",
@@ -34,8 +34,8 @@ async def test_ping_tells_what_the_daemon_speaks_and_a_new_id_at_every_start(sho
         async with running(short_dir) as daemon:
             client = await daemon.connect()
             replies += [await client.ask("ping"), await client.ask("ping")]
-    assert all(reply["status"] == "PONG" and reply["wire"] == [1] for reply in replies)
-    assert {"local_only", "chunk_checksums", "stage_id"} <= set(replies[0]["features"])
+    assert all(reply["status"] == "PONG" and reply["wire"] == [1, 2] for reply in replies)
+    assert {"local_only", "chunk_checksums", "stage_id", "frames", "batches"} <= set(replies[0]["features"])
     assert replies[0]["daemon"].startswith("hypercached ")
     ids = [reply["instance_id"] for reply in replies]
     assert ids[0] == ids[1] != ids[2] == ids[3]
@@ -189,7 +189,7 @@ async def test_get_status_counts_what_happened(short_dir: Path) -> None:
         assert (nvme["pinned_bytes"], nvme["dirty_bytes"]) == (MIB, MIB)
         assert status["requests"]["stage_write.WRITESTAGED"] == 3
         assert status["requests"]["locate.MISS"] == 1
-        assert status["wire"] == "1.1"
+        assert status["wire"] == "2.0"
         assert status["catalog"]["transactions"] >= 5
 
 
@@ -244,7 +244,7 @@ def names(value: object) -> set[str]:
             return set()
 
 
-@BOTH_WIRES
+@EVERY_WIRE
 async def test_unknown_fields_change_nothing(short_dir: Path, wire: str) -> None:
     grease = {"grease": {"deep": [1, 2, None]}, "": 0, "version": "9.9"}
     async with running(short_dir, wire=wire) as daemon:

@@ -132,6 +132,7 @@ class HyperCacheConnector:
             "daemon": {
                 "instance_id": client.instance_id,
                 "features": sorted(client.features),
+                "wire": str(client.wire) if client.wire else None,
                 "breaker_open": client.breaker_open,
             },
             "devices_refusing_direct_io": self._engine.devices.refusing_direct(),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
 
-from hypercache_protocol import ErrorCode, SyncStatus
+from hypercache_protocol import InvalidMessage, SyncStatus
 from hypercache_protocol.batches import (
     BatchRequest,
     CommitMany,
@@ -48,8 +48,14 @@ from hypercache_protocol.messages import (
     StageWrite,
 )
 
-_ITEM_BYTES = 64
-"""What a uri costs in a frame beside its own bytes: sizes, a stage id, the head of a string."""
+_FRAME_BYTES = 512
+"""More than the fields of a batch cost beside its items."""
+
+_ITEM_BYTES = 32
+"""More than an item costs beside its strings and checksums: their heads, a size, a count."""
+
+_CHARACTER_BYTES = 4
+"""The most that one character has."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +90,16 @@ def replies_of(batch: Batch, reply: Reply) -> list[Reply]:
     return _SPLIT[type(batch.request)](reply, batch.count)
 
 
-def presence_request(uris: Sequence[str]) -> LocateMany:
-    """Asks which of these could be verified if they were loaded now."""
-    prefix, suffixes = shared_prefix(uris)
-    return LocateMany.trusted(prefix=prefix, suffixes=suffixes)
-
-
 def presence_batches(uris: Sequence[str], limits: HelloLimits) -> Iterator[Batch]:
-    """The requests that ask it of all of them, within the daemon's limits."""
-    longest = max(map(len, uris), default=0) + _ITEM_BYTES
-    most = max(1, min(limits.max_batch, limits.max_request_bytes // 2 // longest))
+    """The requests that ask which of these could be verified if they were loaded now, within the daemon's
+    limits."""
+    widest = 1 if all(map(str.isascii, uris)) else _CHARACTER_BYTES
+    longest_bytes = max(map(len, uris), default=0) * widest + _ITEM_BYTES
+    most = max(1, min(limits.max_batch, (limits.max_request_bytes - _FRAME_BYTES) // longest_bytes))
     for start in range(0, len(uris), most):
         part = uris[start : start + most]
-        yield Batch(presence_request(part), start, len(part))
+        prefix, suffixes = shared_prefix(part)
+        yield Batch(LocateMany.trusted(prefix=prefix, suffixes=suffixes), start, len(part))
 
 
 def shared_prefix(uris: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -114,7 +117,7 @@ def _joinable(requests: Sequence[Request], start: int, limits: HelloLimits) -> i
     kind = _kind(requests[start])
     if kind is None:
         return 1
-    left_bytes = limits.max_request_bytes // 2  # what is counted below is an estimate
+    left_bytes = limits.max_request_bytes - _FRAME_BYTES
     count = 0
     for request in requests[start : start + limits.max_batch]:
         left_bytes -= _size_bytes(request)
@@ -125,8 +128,9 @@ def _joinable(requests: Sequence[Request], start: int, limits: HelloLimits) -> i
 
 
 def _size_bytes(request: Any) -> int:
+    stage_id = getattr(request, "stage_id", None) or ""
     checksums = getattr(request, "chunk_checksums", None) or ()
-    return _ITEM_BYTES + 4 * len(request.uri) + 4 * len(checksums)
+    return _ITEM_BYTES + len(request.uri.encode()) + len(stage_id.encode()) + 4 * len(checksums)
 
 
 def _kind(request: Request) -> tuple[object, ...] | None:
@@ -191,13 +195,16 @@ def _evict_many(prefix: str, suffixes: tuple[str, ...], _: Sequence[Evict]) -> B
 
 def _located(reply: LocatedMany, count: int) -> list[Reply]:
     present = unpacked_bits(reply.present, count)
-    hits = iter(unpack_layouts(reply.layouts, sum(present)) if reply.layouts else ())
-    return [next(hits, MissReply()) if is_present else MissReply() for is_present in present]
+    if reply.layouts is None:
+        raise InvalidMessage("the reply to locate_many lacks the layouts that were asked for")
+    hits = iter(unpack_layouts(reply.layouts, sum(present)))
+    return [next(hits) if is_present else MissReply() for is_present in present]
 
 
 def _staged(reply: StagedMany, count: int) -> list[Reply]:
     done = unpacked_bits(reply.done, count)
-    layouts = unpack_layouts(reply.layouts, sum(done))
+    if len(reply.stage_ids) != sum(done):
+        raise InvalidMessage(f"stage_ids has {len(reply.stage_ids)} entries for {sum(done)} staged writes")
     staged = [
         StagedReply.trusted(
             object_size=layout.object_size,
@@ -205,7 +212,7 @@ def _staged(reply: StagedMany, count: int) -> list[Reply]:
             sync_status=SyncStatus.STAGED,
             stage_id=stage_id,
         )
-        for layout, stage_id in zip(layouts, reply.stage_ids, strict=False)
+        for layout, stage_id in zip(unpack_layouts(reply.layouts, sum(done)), reply.stage_ids, strict=True)
     ]
     return _in_places(done, staged, reply.errors)
 
@@ -226,27 +233,32 @@ def _committed(reply: CommittedMany, count: int) -> list[Reply]:
 
 
 def _evicted(reply: EvictedMany, count: int) -> list[Reply]:
-    refused = {error.index: error for error in reply.errors}
+    done = unpacked_bits(reply.done, count)
+    refusals = _refusals(done, reply.errors)
     return [
-        EvictedReply() if done else _refusal(refused[index]) if index in refused else MissReply()
-        for index, done in enumerate(unpacked_bits(reply.done, count))
+        EvictedReply() if is_done else refusals.get(index, MissReply()) for index, is_done in enumerate(done)
     ]
 
 
 def _in_places(done: Sequence[bool], replies: Sequence[Reply], errors: Sequence[ItemError]) -> list[Reply]:
     """The replies where their bit is set, and a refusal everywhere else."""
-    refused = {error.index: error for error in errors}
-    unexplained = ItemError(index=0, error_message="the daemon gave no reason")
+    refusals = _refusals(done, errors)
+    if len(refusals) + len(replies) != len(done):
+        raise InvalidMessage("the reply to a batch says of some uris neither that it is done nor why not")
     left = iter(replies)
-    return [
-        next(left, None) or _refusal(unexplained) if is_done else _refusal(refused.get(index, unexplained))
-        for index, is_done in enumerate(done)
-    ]
+    return [next(left) if is_done else refusals[index] for index, is_done in enumerate(done)]
+
+
+def _refusals(done: Sequence[bool], errors: Sequence[ItemError]) -> dict[int, ErrorReply]:
+    """Index -> refusal, of what was not done."""
+    refusals = {error.index: _refusal(error) for error in errors}
+    if len(refusals) != len(errors) or any(index >= len(done) or done[index] for index in refusals):
+        raise InvalidMessage("the errors in the reply to a batch don't fit its uris")
+    return refusals
 
 
 def _refusal(error: ItemError) -> ErrorReply:
-    code: ErrorCode | None = error.error_code
-    return ErrorReply(error_message=error.error_message, error_code=code)
+    return ErrorReply(error_message=error.error_message, error_code=error.error_code)
 
 
 _JOIN: dict[type[Request], Callable[[str, tuple[str, ...], Any], BatchRequest]] = {

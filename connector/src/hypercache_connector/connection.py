@@ -37,6 +37,7 @@ from hypercache_protocol.batches import Hello, HelloLimits, HelloReply, LocatedM
 from hypercache_protocol.layout import unpacked_bits
 from hypercache_protocol.messages import Locate, Ping, PongReply, Reply, Request
 from hypercache_protocol.negotiation import spoken
+from hypercache_protocol.session import DEFAULT_LIMITS
 from hypercache_protocol.versions import features_of
 
 from .batching import Batch, batched, presence_batches, replies_of
@@ -124,10 +125,12 @@ class Connection:
         (reply,) = self._pipelined([hello], deadline)
         if not isinstance(reply, HelloReply) or not self._session.is_framed:
             return False
+        if reply.version != str(version):
+            raise DaemonUnavailable(Outcome.DAEMON_GARBLED, f"the daemon goes on in wire {reply.version}")
         self.instance_id = reply.instance_id
-        self.features = frozenset(reply.features)
+        self.features = frozenset(reply.features) & features_of(version)
         self.wire = version
-        self._limits = reply.limits
+        self._limits = _within_own(reply.limits)
         return True
 
     def exchange(self, requests: Sequence[Request], deadline: float) -> list[Reply]:
@@ -266,15 +269,23 @@ def _presence(batch: Batch, reply: Reply) -> list[Outcome]:
         return [refusal(reply)] * batch.count
     present = unpacked_bits(reply.present, batch.count)
     verifiable = unpacked_bits(reply.verifiable, batch.count)
-    return [_PRESENCE[bits] for bits in zip(present, verifiable, strict=True)]
+    bits = list(zip(present, verifiable, strict=True))
+    if (False, True) in bits:
+        raise InvalidMessage("the reply to locate_many calls verifiable what is not present")
+    return [_PRESENCE[pair] for pair in bits]
 
 
 _PRESENCE = {
     (True, True): Outcome.OK,
     (True, False): Outcome.UNVERIFIABLE,
     (False, False): Outcome.ABSENT,
-    (False, True): Outcome.DAEMON_GARBLED,
 }
+
+
+def _within_own(announced: HelloLimits) -> HelloLimits:
+    """The daemon's limits, as far as this side's session can go."""
+    most = min(announced.max_request_bytes, DEFAULT_LIMITS.max_request_bytes)
+    return announced.model_copy(update={"max_request_bytes": most})
 
 
 def _connected(socket_path: str, deadline: float, stop: threading.Event) -> socket.socket:

@@ -100,6 +100,8 @@ class Connection:
                 self._id,
                 self._limits.send_timeout_s,
             )
+            # Half a reply may be out; what another task sent after it would be read as its rest.
+            self._stream.socket.close()
         else:
             return
         self.stop()

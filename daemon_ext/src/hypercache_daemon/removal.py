@@ -36,10 +36,12 @@ class Remover:
         self.evicted_bytes = 0
 
     async def evict(self, uris: Sequence[str]) -> list[bool]:
-        """Delete each committed object, or where there is none the newest staged write; False if neither."""
+        """Delete each committed object, or where there is none the newest staged write; False if neither.
+        A uri that is given twice is evicted once, and both say the same."""
         async with self._store.locks.hold_all(uris):
             removed = {stored.uri for stored in await self._remove_locked(uris)}
-            return [uri in removed or self._discard_newest(uri) for uri in uris]
+            gone = {uri: uri in removed or self._discard_newest(uri) for uri in dict.fromkeys(uris)}
+        return [gone[uri] for uri in uris]
 
     def _discard_newest(self, uri: str) -> bool:
         store = self._store

@@ -63,7 +63,6 @@ class Writer:
         Raises:
             DaemonError: nothing is staged, another tier is asked for, or there is no space.
         """
-
         self.store.release_due()
         appended = await self._append(request, connection_id)
         for _ in range(_TRIES):
