@@ -120,8 +120,10 @@ def _joinable(requests: Sequence[Request], start: int, limits: HelloLimits) -> i
     left_bytes = limits.max_request_bytes - _FRAME_BYTES
     count = 0
     for request in requests[start : start + limits.max_batch]:
+        if _kind(request) != kind:
+            break
         left_bytes -= _size_bytes(request)
-        if _kind(request) != kind or (left_bytes < 0 and count):
+        if left_bytes < 0:
             break
         count += 1
     return max(count, 1)
