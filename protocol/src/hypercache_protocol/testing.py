@@ -277,7 +277,7 @@ def messages_of(model: type[_M], version: WireVersion = LATEST) -> SearchStrateg
 def _field(model: type[Message], name: str, version: WireVersion) -> SearchStrategy[Any]:
     held = held_models(model).get(name)
     if held is None:
-        return _OWN_FIELDS.get((model, name)) or _FIELDS[name]
+        return _OWN_FIELDS[model, name] if (model, name) in _OWN_FIELDS else _FIELDS[name]
     one = messages_of(held.model, version)
     return st.lists(one, max_size=4).map(tuple) if held.many else one
 
