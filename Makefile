@@ -1,7 +1,7 @@
 # Two commands need nothing but Python 3.10 to 3.13 with venv, make and a package registry:
 #   make demo   the whole system at work, in plain words and figures
 #   make test   everything that CI checks
-# The rest (check, bench, format, clean) is for people who change the code.
+# The rest (check, matrix, bench, format, clean) is for people who change the code.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +14,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 export LMCACHE_TRACK_USAGE := false
 export LMCACHE_DISABLE_BANNER := 1
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test check matrix bench format clean
 
 demo: $(STAMP)
 	@$(BIN)/python -m hypercache_compat.demo
@@ -29,6 +29,9 @@ check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+matrix: $(STAMP)
+	@$(BIN)/python -m hypercache_compat.matrix
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py

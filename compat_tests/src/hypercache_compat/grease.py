@@ -29,7 +29,8 @@ class Greased:
         self.greased = {FROM_CLIENT: 0, FROM_DAEMON: 0}
         """Messages that were added to, by side."""
         self._rest = {FROM_CLIENT: b"", FROM_DAEMON: b""}
-        self._framed = False
+        self.framed = False
+        """Whether both sides have gone on to frames."""
         self._lock = threading.Lock()
 
     def passed(self, side: str, data: bytes) -> bytes:
@@ -37,7 +38,7 @@ class Greased:
         with self._lock:
             self._rest[side] += data
             out = b""
-            while message := (self._frame(side) if self._framed else self._line(side)):
+            while message := (self._frame(side) if self.framed else self._line(side)):
                 self.greased[side] += 1
                 out += message
             return out
@@ -50,7 +51,7 @@ class Greased:
         message = json.loads(line)
         greasy = json.dumps(greased(message)).encode() + b"\n"
         # Until its hello is answered a client sends nothing, so both sides switch here.
-        self._framed = message.get("status") == "HELLO" and message["version"].startswith("2.")
+        self.framed = message.get("status") == "HELLO" and message["version"].startswith("2.")
         return greasy
 
     def _frame(self, side: str) -> bytes:
