@@ -61,7 +61,8 @@ class Relay:
 
     def _start(self, function: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=function, args=arguments, daemon=True)
-        self._threads.append(thread)
+        # Noted before it runs: the first one starts others.
+        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
         thread.start()
 
     def _accept(self) -> None:
@@ -88,9 +89,14 @@ class Relay:
 
     def _pump(self, link: _Link, side: str) -> None:
         source, sink = (link.client, link.daemon) if side == FROM_CLIENT else (link.daemon, link.client)
-        with suppress(OSError):
-            while data := source.recv(_READ_BYTES):
-                sink.sendall(link.passage.passed(side, data))
+        try:
+            with suppress(OSError):
+                while data := source.recv(_READ_BYTES):
+                    sink.sendall(link.passage.passed(side, data))
+        finally:  # a passage that raises ends its connection like a peer that went away
+            self._end(link, side, sink)
+
+    def _end(self, link: _Link, side: str, sink: socket.socket) -> None:
         # A client that has said its last word may still read; without its daemon it has nothing left to do.
         with suppress(OSError):
             sink.shutdown(socket.SHUT_WR if side == FROM_CLIENT else socket.SHUT_RDWR)
