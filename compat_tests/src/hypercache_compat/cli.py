@@ -1,0 +1,310 @@
+"""`hypercache-compat`: check a daemon, record what clients and a daemon say, and read such a record.
+
+Exit status: 0 where nothing required failed, 1 where something did, 2 where the command could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from hypercache_protocol.negotiation import parsed
+
+from .capture import Captured, NoCapture, decoded, head_line, piece_line, read_capture
+from .conformance import report as reports
+from .conformance.suite import CHECKS, Outcome, Report, Result, Unreachable, run, wires
+from .relay import FROM_CLIENT, relaying
+
+_FORMATS: dict[str, Callable[[Report], str]] = {
+    "json": reports.as_json,
+    "junit": reports.as_junit,
+    "markdown": reports.as_markdown,
+}
+_REFUSALS = (Unreachable, NoCapture, OSError)
+_STOPPED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit status."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = given.command
+    try:
+        return command(given)
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except _REFUSALS as refusal:
+        print(f"hypercache-compat: {refusal}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("hypercache-compat: stopped", file=sys.stderr)
+        return _STOPPED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hypercache-compat", description=__doc__.split("\n\n")[0])
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_check(commands)
+    _add_decode(commands)
+    _add_record(commands)
+    return parser
+
+
+def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "check",
+        help="run the conformance suite against a live daemon",
+        description="Run the conformance suite against a live daemon. It works under a name prefix of its "
+        "own and removes what it wrote; it needs about 100 MiB of free space, sends nothing to a backend, "
+        "and leaves a trace in the daemon's counters only.",
+        epilog="Exit status: 0 nothing required failed, 1 something did, 2 no daemon answers.",
+    )
+    parser.add_argument("--socket", required=True, metavar="PATH", help="the daemon's Unix socket")
+    parser.add_argument(
+        "--wire",
+        choices=[*wires(), "all"],
+        default="all",
+        help="the wire that the daemon must speak; later ones are not checked. "
+        "all (the default): whatever it says it speaks",
+    )
+    parser.add_argument("--format", choices=["table", *_FORMATS], default="table", help="default: table")
+    parser.add_argument(
+        "--timeout", type=_seconds, default=10.0, metavar="S", help="seconds to wait for one answer (10)"
+    )
+    parser.add_argument(
+        "--with-purge", action="store_true", help="also check purge, which EMPTIES THE WHOLE CACHE"
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress on stderr")
+    parser.set_defaults(command=_check)
+
+
+def _add_decode(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "decode",
+        help="show a capture, of either wire, for people",
+        description="Show what a capture holds: each message with its fields, > from a client, < from the "
+        "daemon, with the number of the connection.",
+    )
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="a capture of `record`, or a frozen transcript; - is stdin"
+    )
+    parser.add_argument("--full", action="store_true", help="do not cut long values")
+    parser.set_defaults(command=_decode)
+
+
+def _add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "record",
+        help="record what clients and a daemon say to each other",
+        description="Listen on a socket of its own, pass every byte on to the daemon and back, and record "
+        "it. Point clients at the new socket; Ctrl-C ends it. A capture holds the names of objects, and no "
+        "object's bytes: those never pass through the socket.",
+    )
+    parser.add_argument("--listen", required=True, metavar="A", help="socket to make for the clients")
+    parser.add_argument("--to", required=True, metavar="B", help="the daemon's socket")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="file to make for the capture (default: stdout)"
+    )
+    parser.set_defaults(command=_record)
+
+
+def _seconds(word: str) -> float:
+    seconds = float(word)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError("must be above 0")
+    return seconds
+
+
+# -- check ---------------------------------------------------------------------------------------------
+
+
+def _check(given: argparse.Namespace) -> int:
+    progress = _Progress(sys.stderr, is_quiet=given.quiet)
+    with progress:
+        report = run(
+            given.socket,
+            wanted=parsed(given.wire),
+            timeout_s=given.timeout,
+            may_purge=given.with_purge,
+            progress=progress.show,
+        )
+    as_text = _FORMATS.get(given.format)
+    if as_text is None:
+        paint = reports.painted if _has_colours(sys.stdout) else reports.plain
+        sys.stdout.write(reports.as_table(report, paint))
+    else:
+        sys.stdout.write(as_text(report))
+    sys.stdout.flush()
+    return 0 if report.conforms else 1
+
+
+def _has_colours(stream: IO[str]) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class _Progress:
+    """One line that is written over on a terminal; elsewhere a line for each tenth of the way."""
+
+    def __init__(self, stream: IO[str], *, is_quiet: bool) -> None:
+        self._stream = stream
+        self._is_quiet = is_quiet
+        self._is_terminal = stream.isatty()
+        self._failed = 0
+
+    def show(self, number: int, count: int, result: Result) -> None:
+        """Say how far it is."""
+        self._failed += result.outcome is Outcome.FAILED
+        text = f"{number} of {count} checks, {self._failed} failed"
+        if self._is_quiet:
+            return
+        if self._is_terminal:
+            self._stream.write(f"\r\x1b[K{text}: {result.check.name}")
+        elif number == count or number * 10 // count != (number - 1) * 10 // count:
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def __enter__(self) -> _Progress:
+        if not self._is_quiet and not self._is_terminal:
+            self._stream.write(f"hypercache-compat: {len(CHECKS)} checks are known\n")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_terminal and not self._is_quiet:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+# -- decode and record ---------------------------------------------------------------------------------
+
+
+def _decode(given: argparse.Namespace) -> int:
+    with _opened(given.file) as lines:
+        for line in decoded(read_capture(lines.read()), cut=not given.full):
+            print(line)
+    sys.stdout.flush()
+    return 0
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
+    if str(path) == "-":
+        yield sys.stdin
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        yield lines
+
+
+def _record(given: argparse.Namespace) -> int:
+    stopped = threading.Event()
+
+    def stop(_: int, __: FrameType | None) -> None:
+        stopped.set()
+
+    _check_sockets(given.listen, given.to)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with _made(given.output) as capture:
+            recorder = _Recorder(capture, given.to, stopped)
+            with _private(), relaying(given.listen, given.to, recorder.passage):
+                _say(f"recording what passes between {given.listen} and {given.to}; Ctrl-C ends it")
+                stopped.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    _say(f"{recorder.count} pieces, {recorder.size_bytes} bytes")
+    if recorder.error is not None:
+        raise recorder.error
+    return 0
+
+
+def _check_sockets(listen: str, to: str) -> None:
+    if os.path.lexists(listen):
+        raise FileExistsError(f"{listen} is there already; remove it or listen elsewhere")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(to)
+        except OSError as error:
+            raise OSError(f"no daemon answers on {to}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _private() -> Iterator[None]:
+    """What is made inside is for this user alone."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+class _Recorder:
+    """Writes a capture; where that fails it ends the recording, and not silently."""
+
+    def __init__(self, capture: IO[str], to: str, stopped: threading.Event) -> None:
+        self.count = 0
+        self.size_bytes = 0
+        self.error: OSError | None = None
+        self._capture = capture
+        self._stopped = stopped
+        self._began_s = time.monotonic()
+        self._lock = threading.Lock()
+        capture.write(head_line(to))
+        capture.flush()
+
+    def passage(self, number: int) -> _Recorded:
+        """What listens on one connection."""
+        return _Recorded(self, number)
+
+    def note(self, number: int, side: str, data: bytes) -> None:
+        """Write one piece, before it is passed on: its answer comes later."""
+        with self._lock:
+            at_s = time.monotonic() - self._began_s
+            try:
+                self._capture.write(piece_line(Captured(number, side == FROM_CLIENT, at_s, data)))
+                self._capture.flush()
+            except OSError as error:
+                self.error = error
+                self._stopped.set()
+                return
+            self.count += 1
+            self.size_bytes += len(data)
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    recorder: _Recorder
+    number: int
+
+    def passed(self, side: str, data: bytes) -> bytes:
+        self.recorder.note(self.number, side, data)
+        return data
+
+
+@contextmanager
+def _made(path: Path | None) -> Iterator[IO[str]]:
+    """A new file for this user alone; or stdout."""
+    if path is None:
+        yield sys.stdout
+        return
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as capture:
+        yield capture
+
+
+def _say(text: str) -> None:
+    print(f"hypercache-compat: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

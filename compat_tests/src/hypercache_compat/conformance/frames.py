@@ -1,0 +1,405 @@
+"""Wire 2: the hello, frames, and frames that are none."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import msgpack
+
+from hypercache_protocol.batches import Hello, HelloReply
+from hypercache_protocol.codecs.msgpack_frames import NOBODY
+from hypercache_protocol.messages import (
+    AppendWrite,
+    CommittedReply,
+    CommitWrite,
+    DevicesReply,
+    ErrorReply,
+    Evict,
+    EvictedReply,
+    GetDevices,
+    GetStatus,
+    GetWriteStatus,
+    HitReply,
+    Ingest,
+    Locate,
+    MissReply,
+    Pin,
+    Ping,
+    PongReply,
+    RecordTelemetry,
+    Reply,
+    Request,
+    StagedReply,
+    StageWrite,
+    StatusReply,
+    WriteStatusReply,
+)
+from hypercache_protocol.negotiation import parsed
+from hypercache_protocol.versions import WIRE_2_0
+
+from .checks import ODD_SIZE, Bench, Check, locate, stage, store
+from .shell import Connection, Fields, NotOffered, expect
+from .transport import GREASE
+
+_MOST_TRIED = 1 << 16
+_IDS = (7, 3, 1 << 40, 1, 900, 1 << 53, 2)
+
+
+# -- hello ---------------------------------------------------------------------------------------------
+
+
+def hello(bench: Bench) -> None:
+    """A hello for 2.0 is answered on a line with version, limits and instance_id; then frames work."""
+    connection, reply = bench.connect_framed()
+    expect(bool(reply.instance_id), "the answer to hello has an empty instance_id")
+    expect("2.0" in reply.versions, f"the answer to hello lists the versions {reply.versions}, without 2.0")
+    for name, value in reply.limits.model_dump().items():
+        expect(value > 0, f"the announced limit {name} is {value}")
+    connection.get(Ping(), PongReply)
+
+
+def hello_instance(bench: Bench) -> None:
+    """hello and ping tell the same instance_id."""
+    connection, reply = bench.connect_framed()
+    pong = connection.get(Ping(), PongReply)
+    expect(
+        pong.instance_id == reply.instance_id,
+        f"hello says instance_id {reply.instance_id!r} and ping says {pong.instance_id!r}",
+    )
+
+
+def hello_future(bench: Bench) -> None:
+    """A hello for versions that do not exist yet is answered with the best that does."""
+    for versions in (("9.7",), ("9.7", "2.0"), ("not a version", "2.0", "1.0"), ("2.9",)):
+        reply = bench.connect().get(Hello(versions=versions), HelloReply)
+        chosen = parsed(reply.version)
+        expect(
+            chosen is not None and WIRE_2_0 <= chosen < (9, 0),
+            f"a hello for {', '.join(versions)} was answered with version {reply.version!r}",
+        )
+
+
+def hello_for_lines(bench: Bench) -> None:
+    """A client that says it speaks wire 1 alone stays on wire 1."""
+    connection = bench.connect()
+    reply = connection.ask_fields(action="hello", versions=["1.0", "1.1"])
+    expect(
+        str(reply.get("version", "")).startswith("1."),
+        f"a hello for 1.0 and 1.1 was answered with version {reply.get('version')!r}",
+    )
+    expect(connection.ask_fields(action="ping").get("status") == "PONG", "then a ping on a line got no PONG")
+
+
+def hello_unknown(bench: Bench) -> None:
+    """hello ignores unknown fields, and names the versions and features that the daemon does not know."""
+    connection = bench.connect()
+    asked: Fields = {"versions": ["2.0", "9.7"], "features": ["batches", "x_compat"], **GREASE}
+    reply = connection.ask_fields(action="hello", **asked)
+    expect(reply.get("status") == "HELLO", f"a hello with unknown fields got {reply}")
+    unknown = set(reply.get("unknown", ()))
+    expect(unknown >= {"9.7", "x_compat"}, f"unknown is {sorted(unknown)} and should name 9.7 and x_compat")
+
+
+# -- frames --------------------------------------------------------------------------------------------
+
+
+def actions_in_frames(bench: Bench) -> None:
+    """Every action of wire 1 has the same answers in frames."""
+    connection, _ = bench.connect_framed()
+    uri, absent = bench.uri("framed"), bench.uri("absent")
+    _answers(
+        connection,
+        (Ping(), PongReply),
+        (GetDevices(), DevicesReply),
+        (GetStatus(), StatusReply),
+        (Locate(uri=uri, auto_ingest=False), MissReply),
+        (StageWrite(uri=uri, size_bytes=ODD_SIZE, auto_flush_s3=False), StagedReply),
+        (AppendWrite(uri=uri, size_bytes=1), StagedReply),
+        (CommitWrite(uri=uri, local_only=True), CommittedReply),
+        (Locate(uri=uri, auto_ingest=False), HitReply),
+        (Ingest(uri=uri), HitReply),
+        (GetWriteStatus(uri=uri), WriteStatusReply),
+        (Pin(uri=uri), PongReply),
+        (Pin(uri=uri, pinned=False), PongReply),
+        (_telemetry(uri), PongReply),
+        (CommitWrite(uri=absent), ErrorReply),
+        (Pin(uri=absent), ErrorReply),
+        (Evict(uri=uri), EvictedReply),
+        (Evict(uri=uri), MissReply),
+    )
+
+
+def _answers(connection: Connection, *wanted: tuple[Request, type[Reply]]) -> None:
+    for request, kind in wanted:
+        connection.get(request, kind)
+
+
+def _telemetry(uri: str) -> RecordTelemetry:
+    return RecordTelemetry(event_type="read", uri=uri, object_size_bytes=1, duration_us=1, bandwidth_mbps=1.5)
+
+
+def both_wires_agree(bench: Bench) -> None:
+    """locate tells the same of one object on either wire."""
+    lines, (frames, _) = bench.connect(), bench.connect_framed()
+    stored = store(lines, bench.uri("both"), ODD_SIZE, local_only=True, chunk_checksums=None)
+    one, other = locate(lines, stored.uri), locate(frames, stored.uri)
+    for name in type(one).model_fields:
+        expect(
+            getattr(one, name) == getattr(other, name),
+            f"{name} is {getattr(one, name)!r} on wire 1 and {getattr(other, name)!r} on wire 2",
+        )
+
+
+def ids(bench: Bench) -> None:
+    """Each reply carries the id of its own request, whatever the ids are and in whatever order it comes."""
+    lines, (connection, _) = bench.connect(), bench.connect_framed()
+    uris = [bench.uri(f"size-{size}") for size in range(1, len(_IDS) + 1)]
+    for size, uri in enumerate(uris, 1):
+        stage(lines, uri, size)
+    frames = [
+        frame([request_id, "locate", {"uri": uri, "auto_ingest": False}])
+        for request_id, uri in zip(_IDS, uris, strict=True)
+    ]
+    connection.send_bytes(b"".join(frames))
+    found = {}
+    for _ in _IDS:
+        request_id, _, fields = connection.read_frame()
+        expect(request_id not in found, f"the id {request_id} was answered twice")
+        found[request_id] = fields.get("object_size")
+    wanted = {request_id: size for size, request_id in enumerate(_IDS, 1)}
+    expect(found == wanted, f"object sizes by id are {found} and should be {wanted}")
+
+
+def byte_by_byte(bench: Bench) -> None:
+    """A frame that arrives one byte at a time is answered."""
+    connection, _ = bench.connect_framed()
+    for byte in frame([5, "ping", {}]):
+        connection.send_bytes(bytes([byte]))
+    expect(connection.read_frame()[:2] == (5, "PONG"), "the answer is no PONG to that id")
+
+
+def refusals(bench: Bench) -> None:
+    """A frame whose action or fields are wrong fails that request alone; unknown fields are ignored."""
+    connection, _ = bench.connect_framed()
+    uri = bench.uri("wrong")
+    sent: list[tuple[list[object], str]] = [
+        ([11, "x_compat_no_such_action", {}], "ERROR"),
+        ([12, "stage_write", {"uri": uri, "size_bytes": "10"}], "ERROR"),
+        ([13, "stage_write", {"uri": uri}], "ERROR"),
+        ([14, "locate", {"uri": uri, "auto_ingest": False, **GREASE}], "MISS"),
+        ([15, "ping", GREASE], "PONG"),
+    ]
+    for envelope, word in sent:
+        connection.send_bytes(frame(envelope))
+        request_id, found, fields = connection.read_frame()
+        expect(
+            (request_id, found) == (envelope[0], word),
+            f"{envelope} was answered with {found} under the id {request_id}: {fields}",
+        )
+
+
+# -- limits --------------------------------------------------------------------------------------------
+
+
+def batch_limit(bench: Bench) -> None:
+    """A batch of as many uris as announced is answered; one more is an error, and the connection lives."""
+    connection, reply = bench.connect_framed()
+    most = reply.limits.max_batch
+    if most > _MOST_TRIED:
+        raise NotOffered(f"a batch of {most} uris is more than this check makes")
+    prefix = bench.uri("m")
+    for request_id, (count, wanted) in enumerate(((most, "LOCATED_MANY"), (most + 1, "ERROR")), 100):
+        fields = {"prefix": prefix, "suffixes": [str(number) for number in range(count)]}
+        connection.send_bytes(frame([request_id, "locate_many", fields]))
+        found = connection.read_frame()
+        expect(
+            found[:2] == (request_id, wanted),
+            f"{count} uris were answered with {found[1]}, not {wanted}; announced is max_batch {most}",
+        )
+    connection.send_bytes(frame([200, "ping", {}]))
+    expect(connection.read_frame()[1] == "PONG", "after too large a batch a ping got no PONG")
+
+
+def in_flight_limit(bench: Bench) -> None:
+    """As many requests as announced, and more, may be sent before the first reply is read."""
+    connection, reply = bench.connect_framed()
+    count = min(reply.limits.max_in_flight * 2, 2048)
+    uri = bench.uri("flying")
+    requests = [Ping() if number % 2 else Locate(uri=uri, auto_ingest=False) for number in range(count)]
+    answers = connection.ask_all(requests)
+    words = [answer.reply.status for answer in answers]
+    wanted = ["PONG" if number % 2 else "MISS" for number in range(count)]
+    expect(words == wanted, f"{count} requests at once were not each answered with their own answer")
+
+
+def frame_limit(bench: Bench) -> None:
+    """A frame of the announced length is read; a longer one ends its connection, and no other."""
+    bystander, _ = bench.connect_framed()
+    connection, reply = bench.connect_framed()
+    body = _padded_ping(reply.limits.max_request_bytes)
+    connection.send_bytes(struct.pack(">I", len(body)) + body)
+    expect(connection.read_frame()[:2] == (1, "PONG"), f"a frame of {len(body)} bytes got no PONG")
+    connection.send_bytes(struct.pack(">I", len(body) + 1) + b"\x93")
+    _ends(connection, "a frame of one byte more than announced")
+    bystander.get(Ping(), PongReply)
+
+
+def _padded_ping(size_bytes: int) -> bytes:
+    bare = len(_packed([1, "ping", {"x": b""}]))
+    # The head of bytes that long takes three bytes more than the head of none.
+    for head in (3, 1, 0):
+        body = _packed([1, "ping", {"x": b"x" * (size_bytes - bare - head)}])
+        if len(body) == size_bytes:
+            return body
+    return body
+
+
+def hostile_length(bench: Bench) -> None:
+    """A frame that claims 4 GiB ends its connection with a reason, and disturbs no other."""
+    _ended_by(bench, b"\xff\xff\xff\xff" + b"x" * 64, "a frame that claims 4 GiB")
+
+
+def hostile_bodies(bench: Bench) -> None:
+    """A body that is no [id, word, fields] ends its connection, and disturbs no other."""
+    for what, body in _HOSTILE.items():
+        _ended_by(bench, struct.pack(">I", len(body)) + body, what)
+
+
+def _ended_by(bench: Bench, data: bytes, what: str) -> None:
+    bystander, _ = bench.connect_framed()
+    connection, _ = bench.connect_framed()
+    connection.send_bytes(data)
+    _ends(connection, what)
+    bystander.get(Ping(), PongReply)
+    bench.connect().get(Ping(), PongReply)
+
+
+def _ends(connection: Connection, what: str) -> None:
+    """Whatever is still said is an error under the id of nobody; then the daemon closes."""
+    connection.end()
+    while connection.has_more():
+        request_id, word, _ = connection.read_frame()
+        expect((request_id, word) == (NOBODY, "ERROR"), f"{what} was answered with {word} to id {request_id}")
+
+
+def frame(envelope: Sequence[object]) -> bytes:
+    """Any envelope, right or wrong, as a frame."""
+    body = _packed(envelope)
+    return struct.pack(">I", len(body)) + body
+
+
+def _packed(value: object) -> bytes:
+    body: bytes = msgpack.packb(value)
+    return body
+
+
+_HOSTILE: dict[str, bytes] = {
+    "an empty body": b"",
+    "a body of random bytes": b"\xc1\xc1\xc1\xc1",
+    "bytes after the list": _packed([1, "ping", {}]) + b"\x00",
+    "a list cut short": _packed([1, "ping", {"x": "y" * 40}])[:-20],
+    "a map": _packed({"id": 1}),
+    "a list of two": _packed([1, "ping"]),
+    "an id that is a word": _packed(["1", "ping", {}]),
+    "a negative id": _packed([-1, "ping", {}]),
+    "a key that is a number": _packed([1, "ping", {1: 2}]),
+    "an extension type": _packed([1, "ping", {"x": msgpack.ExtType(5, b"y")}]),
+    "lists in lists, 2000 deep": b"\x93\x01\xa4ping\x81\xa1x" + b"\x91" * 2000 + b"\x90",
+    "an array that claims 4 billion items": b"\x93\x01\xa4ping\x81\xa1x\xdd\xff\xff\xff\xff",
+}
+
+CHECKS = (
+    Check(
+        "hello",
+        hello,
+        "Clients cannot go on in wire 2. If they fall back they are slower: one exchange for each object.",
+        WIRE_2_0,
+    ),
+    Check(
+        "hello.instance",
+        hello_instance,
+        "Clients believe that the daemon was restarted whenever they ask, and drop all they kept.",
+        WIRE_2_0,
+    ),
+    Check(
+        "hello.future",
+        hello_future,
+        "Clients of later releases are not served as well as this daemon could, or not at all.",
+        WIRE_2_0,
+    ),
+    Check(
+        "hello.for-lines",
+        hello_for_lines,
+        "A client that was set to wire 1 is answered in frames, which it cannot read.",
+        WIRE_2_0,
+    ),
+    Check(
+        "hello.unknown",
+        hello_unknown,
+        "A client does not learn which of its features this daemon lacks.",
+        WIRE_2_0,
+    ),
+    Check(
+        "frames.actions",
+        actions_in_frames,
+        "An action works on wire 1 and not on wire 2: clients that negotiate the newer wire are worse off.",
+        WIRE_2_0,
+    ),
+    Check(
+        "frames.agree-with-lines",
+        both_wires_agree,
+        "Clients of different releases are told different things about one object.",
+        WIRE_2_0,
+    ),
+    Check(
+        "frames.ids",
+        ids,
+        "Replies are given to the wrong requests: a client would load another object's bytes. Do not run "
+        "this daemon.",
+        WIRE_2_0,
+    ),
+    Check(
+        "frames.byte-by-byte",
+        byte_by_byte,
+        "The daemon takes each read from the socket for a whole frame; clients will hang or be cut off.",
+        WIRE_2_0,
+    ),
+    Check(
+        "frames.refusals",
+        refusals,
+        "One wrong request costs others on its connection their answers, or newer clients are refused for "
+        "fields that they may send.",
+        WIRE_2_0,
+    ),
+    Check(
+        "limits.batch",
+        batch_limit,
+        "Clients fill batches up to the announced limit, and those fail; or there is no limit at all.",
+        WIRE_2_0,
+    ),
+    Check(
+        "limits.in-flight",
+        in_flight_limit,
+        "Clients that keep many requests under way hang, or get answers of others.",
+        WIRE_2_0,
+    ),
+    Check(
+        "limits.frame",
+        frame_limit,
+        "Requests that the daemon says it takes are refused, or longer ones are not.",
+        WIRE_2_0,
+    ),
+    Check(
+        "hostile.length",
+        hostile_length,
+        "One broken client can take the daemon's memory, or its service from others.",
+        WIRE_2_0,
+    ),
+    Check(
+        "hostile.bodies",
+        hostile_bodies,
+        "One broken client can disturb others, or is answered as if it had asked something.",
+        WIRE_2_0,
+    ),
+)

@@ -1,0 +1,303 @@
+"""One connection to the daemon under test: the protocol's session, a socket, and every byte that passed."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeVar
+
+from hypercache_protocol import (
+    NEED_DATA,
+    ProtocolError,
+    ReplyReceived,
+    Role,
+    Session,
+)
+from hypercache_protocol.batches import Hello, HelloReply
+from hypercache_protocol.codecs.json_lines import LineReader
+from hypercache_protocol.codecs.msgpack_frames import FrameReader, decode_envelope
+from hypercache_protocol.fields import MIB
+from hypercache_protocol.messages import ErrorReply, Reply, Request
+
+_R = TypeVar("_R", bound=Reply)
+Fields = dict[str, Any]
+
+KEPT_BYTES = 4096
+"""What is kept of one piece; a longer one is cut."""
+
+_REPLY_LIMIT_BYTES = 64 * MIB
+_READ_BYTES = 65536
+
+
+class CheckFailed(Exception):
+    """The daemon did not do what the check asks; the sentence says what it did."""
+
+
+class NotOffered(Exception):
+    """This daemon, or this machine, does not have what the check needs."""
+
+
+def expect(condition: bool, otherwise: str) -> None:
+    """Nothing where `condition` holds.
+
+    Raises:
+        CheckFailed: with the sentence `otherwise`.
+    """
+    if not condition:
+        raise CheckFailed(otherwise)
+
+
+@dataclass
+class Piece:
+    """Bytes that went one way without a break: the first KEPT_BYTES of `size_bytes`."""
+
+    connection: int
+    is_sent: bool
+    data: bytes = b""
+    size_bytes: int = 0
+
+    def add(self, data: bytes) -> None:
+        self.data += data[: max(0, KEPT_BYTES - len(self.data))]
+        self.size_bytes += len(data)
+
+
+@dataclass
+class Exchange:
+    """Everything that one check sent and received, in order."""
+
+    pieces: list[Piece] = field(default_factory=list)
+
+    def add(self, connection: int, is_sent: bool, data: bytes) -> None:
+        last = self.pieces[-1] if self.pieces else None
+        if last is None or (last.connection, last.is_sent) != (connection, is_sent):
+            last = Piece(connection, is_sent)
+            self.pieces.append(last)
+        last.add(data)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply twice: as the models read it, and its fields as they came (`status` among them)."""
+
+    request_id: int
+    reply: Reply
+    fields: Fields
+
+
+class Connection:
+    """One connection; every wait has a deadline, after which the check fails."""
+
+    def __init__(self, socket_path: str, timeout_s: float, exchange: Exchange, number: int) -> None:
+        self._number = number
+        self._timeout_s = timeout_s
+        self._exchange = exchange
+        self._session = Session(Role.CLIENT)
+        self._lines = LineReader(_REPLY_LIMIT_BYTES)
+        self._frames = FrameReader(_REPLY_LIMIT_BYTES)
+        self._peeked: bytes | None = None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.connect(socket_path)
+        except OSError:
+            self._socket.close()
+            raise
+
+    # -- bytes -----------------------------------------------------------------------------------------
+
+    def send_bytes(self, data: bytes) -> None:
+        """Write `data` as it is."""
+        self._exchange.add(self._number, True, data)
+        try:
+            self._socket.sendall(data)
+        except (OSError, TimeoutError) as error:
+            raise CheckFailed(f"the daemon does not take what is sent: {error}") from error
+
+    def end(self) -> None:
+        """Say that nothing more will be sent."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def read_body(self) -> bytes | None:
+        """The next whole line or frame, without newline or length; None where the daemon closed."""
+        if self._peeked is not None:
+            peeked, self._peeked = self._peeked, None
+            return peeked
+        while (body := self._next_body()) is None:
+            data = self._receive()
+            if not data:
+                return None
+            (self._frames if self._session.is_framed else self._lines).feed(data)
+        return body
+
+    def read_rest(self, timeout_s: float | None = None) -> bytes:
+        """What comes until the daemon closes, or until nothing came for `timeout_s`."""
+        parts = []
+        if timeout_s is not None:
+            self._socket.settimeout(timeout_s)
+        with suppress(CheckFailed):
+            while data := self._receive():
+                parts.append(data)
+        return b"".join(parts)
+
+    def _next_body(self) -> bytes | None:
+        try:
+            return (self._frames if self._session.is_framed else self._lines).next_body()
+        except ProtocolError as error:
+            raise CheckFailed(str(error)) from error
+
+    def _receive(self) -> bytes:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except ConnectionResetError:
+            data = b""
+        except TimeoutError:
+            raise CheckFailed(f"no answer came within {self._timeout_s:g} s") from None
+        if data:
+            self._exchange.add(self._number, False, data)
+        return data
+
+    # -- fields ----------------------------------------------------------------------------------------
+
+    def send_fields(self, **fields: object) -> None:
+        """Write one JSON line, right or wrong."""
+        self.send_bytes(json.dumps(fields).encode() + b"\n")
+
+    def read_fields(self) -> Fields:
+        """The next reply on a line, as it came.
+
+        Raises:
+            CheckFailed: the daemon closed, or the line is no JSON object.
+        """
+        body = self.read_body()
+        if body is None:
+            raise CheckFailed("the daemon closed the connection instead of answering")
+        return _json_object(body)
+
+    def ask_fields(self, **fields: object) -> Fields:
+        """Send one JSON line and give its reply as it came."""
+        self.send_fields(**fields)
+        return self.read_fields()
+
+    def read_frame(self) -> tuple[int, str, Fields]:
+        """The next frame's id, word and fields, as they came.
+
+        Raises:
+            CheckFailed: the daemon closed, or it is no frame.
+        """
+        body = self.read_body()
+        if body is None:
+            raise CheckFailed("the daemon closed the connection instead of answering")
+        try:
+            return decode_envelope(body)
+        except ProtocolError as error:
+            raise CheckFailed(str(error)) from error
+
+    def has_more(self) -> bool:
+        """Whether another frame comes before the daemon closes.
+
+        Raises:
+            CheckFailed: it neither sends nor closes.
+        """
+        if self._peeked is None:
+            self._peeked = self.read_body()
+        return self._peeked is not None
+
+    # -- messages --------------------------------------------------------------------------------------
+
+    def ask(self, request: Request) -> Answer:
+        """Send one request and give its answer."""
+        return self.ask_all([request])[0]
+
+    def ask_all(self, requests: Iterable[Request]) -> list[Answer]:
+        """Send all in one piece and give their answers, in the order of the requests.
+
+        Raises:
+            CheckFailed: the daemon closed, or one answer is none that the wire allows.
+        """
+        sent = [self._session.send_request(request) for request in requests]
+        self.send_bytes(b"".join(data for _, data in sent))
+        answers = {answer.request_id: answer for answer in (self._read_answer() for _ in sent)}
+        return [answers[request_id] for request_id, _ in sent]
+
+    def get(self, request: Request, kind: type[_R]) -> _R:
+        """The reply to `request`, which must be of `kind`.
+
+        Raises:
+            CheckFailed: it is another.
+        """
+        return self.get_answer(request, kind)[0]
+
+    def get_answer(self, request: Request, kind: type[_R]) -> tuple[_R, Fields]:
+        """As `get`, and the reply's fields as they came."""
+        answer = self.ask(request)
+        if not isinstance(answer.reply, kind):
+            raise CheckFailed(f"{request.action} was answered with {_shown(answer)}, not {kind.status}")
+        return answer.reply, answer.fields
+
+    def refused(self, request: Request) -> ErrorReply:
+        """The error that `request` must have."""
+        return self.get(request, ErrorReply)
+
+    def go_framed(self, hello: Hello) -> HelloReply:
+        """Say `hello` and go on in wire 2.
+
+        Raises:
+            CheckFailed: the daemon does not.
+        """
+        reply = self.get(hello, HelloReply)
+        expect(self._session.is_framed, f"a hello for 2.0 was answered with version {reply.version!r}")
+        self._frames.feed(self._lines.take_rest())
+        return reply
+
+    def _read_answer(self) -> Answer:
+        was_framed = self._session.is_framed
+        body = self.read_body()
+        if body is None:
+            raise CheckFailed("the daemon closed the connection instead of answering")
+        self._session.receive_data(len(body).to_bytes(4, "big") + body if was_framed else body + b"\n")
+        try:
+            event = self._session.next_event()
+        except ProtocolError as error:
+            raise CheckFailed(str(error)) from error
+        if event is NEED_DATA:
+            raise CheckFailed("the daemon answered with an id that no request had")
+        assert isinstance(event, ReplyReceived), event
+        return Answer(event.request_id, event.reply, _fields_of(body, was_framed))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _fields_of(body: bytes, is_framed: bool) -> Fields:
+    if not is_framed:
+        return _json_object(body)
+    _, word, fields = decode_envelope(body)
+    return {"status": word, **fields}
+
+
+def _json_object(line: bytes) -> Fields:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise CheckFailed(f"the daemon sent a line that is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckFailed("the daemon sent a line that is no JSON object")
+    return value
+
+
+def _shown(answer: Answer) -> str:
+    if isinstance(answer.reply, ErrorReply):
+        return f"an error ({answer.reply.error_message[:300]})"
+    return answer.reply.status

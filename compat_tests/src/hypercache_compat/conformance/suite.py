@@ -1,0 +1,231 @@
+"""Runs the checks against a daemon and cleans up behind each of them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hypercache_protocol.versions import LATEST, RELEASED, WIRE_1_0, WIRE_1_1, WIRE_2_0, WireVersion
+
+from . import actions, additions, frames, many, transport, writing
+from .checks import Bench, Check, Offer
+from .shell import CheckFailed, Connection, Exchange, Fields, NotOffered, expect
+
+CHECKS: tuple[Check, ...] = (
+    *transport.CHECKS,
+    *actions.CHECKS,
+    *writing.CHECKS,
+    *additions.CHECKS,
+    *frames.CHECKS,
+    *many.CHECKS,
+)
+
+PREFIX = "hypercache://hypercache-compat/"
+"""Every uri of a run begins with this and with a word that no other run has."""
+
+_TRIES = 4  # to commit and to remove what a check left: more is the fault of a daemon that always says yes
+
+
+class Outcome(str, Enum):
+    """What became of a check."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_OFFERED = "not offered"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One check's outcome; `reason` says what was seen, or why it was not run."""
+
+    check: Check
+    outcome: Outcome
+    reason: str = ""
+    exchange: Exchange = field(default_factory=Exchange)
+    left_behind: tuple[str, ...] = ()
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether a daemon with this result does not conform."""
+        return self.outcome is Outcome.FAILED and self.check.required
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run."""
+
+    socket_path: str
+    offer: Offer
+    results: tuple[Result, ...]
+
+    @property
+    def conforms(self) -> bool:
+        """Whether nothing that is required failed."""
+        return not any(result.is_fatal for result in self.results)
+
+    @property
+    def left_behind(self) -> list[str]:
+        """Uris that could not be removed."""
+        return [uri for result in self.results for uri in result.left_behind]
+
+    def count(self, outcome: Outcome) -> int:
+        """How many checks came out so."""
+        return sum(result.outcome is outcome for result in self.results)
+
+
+class Unreachable(Exception):
+    """There is no daemon to check; the sentence says why."""
+
+
+def run(
+    socket_path: str,
+    *,
+    wanted: WireVersion | None = None,
+    timeout_s: float = 10.0,
+    may_purge: bool = False,
+    checks: Sequence[Check] = CHECKS,
+    progress: Callable[[int, int, Result], None] = lambda *_: None,
+) -> Report:
+    """Check the daemon that answers on `socket_path`.
+
+    Args:
+        wanted: the wire that it must speak; nothing later is checked. None: whatever it says it speaks.
+        timeout_s: how long to wait for each answer.
+        may_purge: whether the check that empties the whole cache may run.
+        progress: called after each check with its number, how many there are, and its result.
+
+    Raises:
+        Unreachable: no daemon answers there.
+    """
+    offer = ask_offer(socket_path, timeout_s)
+    results: list[Result] = [] if wanted is None else [_spoken(offer, wanted)]
+    chosen = [check for check in checks if check.since <= (wanted or LATEST)]
+    prefix = f"{PREFIX}{secrets.token_hex(6)}/"
+    for number, check in enumerate(chosen, 1):
+        why_not = _not_offered(check, offer, may_purge)
+        if why_not:
+            result = Result(check, Outcome.NOT_OFFERED, why_not)
+        else:
+            result = _run_one(check, Bench(socket_path, timeout_s, f"{prefix}{check.name}/"))
+        results.append(result)
+        progress(number, len(chosen), result)
+    return Report(socket_path, offer, tuple(results))
+
+
+# -- what the daemon offers ----------------------------------------------------------------------------
+
+
+def ask_offer(socket_path: str, timeout_s: float) -> Offer:
+    """What the daemon says of itself.
+
+    Raises:
+        Unreachable: no daemon answers there.
+    """
+    try:
+        with Connection(socket_path, timeout_s, Exchange(), 0) as connection:
+            pong = connection.ask_fields(action="ping")
+    except OSError as error:
+        raise Unreachable(f"{socket_path} cannot be connected to: {error.strerror or error}") from error
+    except CheckFailed as error:
+        raise Unreachable(f"what listens on {socket_path} does not answer a ping: {error}") from error
+    features = pong.get("features")
+    words = (
+        frozenset(word for word in features if isinstance(word, str)) if isinstance(features, list) else ()
+    )
+    return Offer(_spoken_version(socket_path, timeout_s, pong), frozenset(words), str(pong.get("daemon", "")))
+
+
+def _spoken_version(socket_path: str, timeout_s: float, pong: Fields) -> WireVersion:
+    majors = pong.get("wire")
+    if isinstance(majors, list) and 2 in majors:
+        return WIRE_2_0
+    try:
+        with Connection(socket_path, timeout_s, Exchange(), 0) as connection:
+            reply = connection.ask_fields(action="hello", versions=[str(WIRE_2_0)], name="hypercache-compat")
+    except (CheckFailed, OSError):  # an old daemon may do anything with a hello
+        reply = {}
+    if reply.get("status") == "HELLO" and str(reply.get("version", "")).startswith("2."):
+        return WIRE_2_0
+    told = {"wire", "daemon", "instance_id", "features"} & pong.keys()
+    return WIRE_1_1 if told else WIRE_1_0
+
+
+def _not_offered(check: Check, offer: Offer, may_purge: bool) -> str:
+    """Why a check is not run; empty where it is."""
+    if check.since > offer.version:
+        return f"needs wire {check.since}; this daemon speaks {offer.version}"
+    if check.feature is not None and check.feature not in offer.features:
+        return f"the daemon does not list the feature {check.feature}"
+    if check.empties_cache and not may_purge:
+        return "it would empty the whole cache; --with-purge runs it"
+    return ""
+
+
+def _spoken(offer: Offer, wanted: WireVersion) -> Result:
+    def spoken(_: Bench) -> None:
+        """The daemon speaks the wire that was asked for."""
+        expect(offer.version >= wanted, f"it speaks wire {offer.version} and {wanted} was asked for")
+
+    means = (
+        f"This daemon is older than you expect. It serves clients of wire {offer.version} and those who can "
+        f"fall back to it; upgrade it, or check it with --wire {offer.version}."
+    )
+    # The one check that needs no bench: what it looks at is already known.
+    return _run_one(Check("wire.spoken", spoken, means, WIRE_1_0), Bench("", 1.0, PREFIX))
+
+
+# -- one check -----------------------------------------------------------------------------------------
+
+
+def _run_one(check: Check, bench: Bench) -> Result:
+    outcome, reason = Outcome.PASSED, ""
+    left_behind: list[str] = []
+    try:
+        check.run(bench)
+    except NotOffered as error:
+        outcome, reason = Outcome.NOT_OFFERED, str(error)
+    except CheckFailed as error:
+        outcome, reason = Outcome.FAILED, str(error)
+    except OSError as error:
+        outcome, reason = Outcome.FAILED, f"the connection broke: {error}"
+    except Exception as error:  # noqa: BLE001 - the boundary: a daemon under test may send anything
+        outcome, reason = Outcome.FAILED, f"the check cannot go on: {type(error).__name__}: {error}"
+    finally:
+        bench.close()
+        left_behind = _clean_up(bench)
+    return Result(check, outcome, reason, bench.exchange, tuple(left_behind))
+
+
+def _clean_up(bench: Bench) -> list[str]:
+    """Remove whatever a check may have written; gives what could not be."""
+    uris = list(dict.fromkeys(bench.uris))
+    left = list(uris)
+    if not uris:
+        return left
+    try:
+        with bench.connect_apart() as connection:
+            for uri in uris:
+                if _remove(connection, uri):
+                    left.remove(uri)
+    except (CheckFailed, OSError):  # what is left is told to the caller
+        pass
+    return left
+
+
+def _remove(connection: Connection, uri: str) -> bool:
+    """Whether nothing is there any more. Committed first, because the blocks of a committed object are
+    free sooner than those of a write that may still go on."""
+    for _ in range(_TRIES):
+        if connection.ask_fields(action="commit_write", uri=uri).get("status") == "ERROR":
+            break
+    return any(
+        connection.ask_fields(action="evict", uri=uri).get("status") in ("MISS", "ERROR")
+        for _ in range(_TRIES)
+    )
+
+
+def wires() -> list[str]:
+    """The wires that may be asked for."""
+    return [str(version) for version in RELEASED]
