@@ -73,7 +73,8 @@ ChunkLength = Annotated[StrictInt, Field(ge=1, le=CHUNK_SIZE)]
 Crc32 = Annotated[StrictInt, Field(ge=0, le=0xFFFFFFFF)]
 """CRC-32 with zlib's polynomial, unsigned."""
 
-Generation = Annotated[StrictInt, Field(ge=0, le=(1 << 63) - 1)]
+MAX_GENERATION = (1 << 63) - 1
+Generation = Annotated[StrictInt, Field(ge=0, le=MAX_GENERATION)]
 """Grows with each commit of a uri."""
 
 StageId = Annotated[StrictStr, Field(min_length=1, max_length=64)]

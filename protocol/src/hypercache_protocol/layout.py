@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .batches import LayoutColumns
 from .errors import InvalidMessage
-from .fields import CHUNK_SIZE, MAX_OBJECT_BYTES, Tier
+from .fields import CHUNK_SIZE, MAX_GENERATION, MAX_OBJECT_BYTES, Tier
 from .messages import ChunkLocation, HitReply
 from .states import SyncStatus
 
@@ -40,7 +40,7 @@ _TIERS = {code: tier for tier, code in TIER_CODES.items()}
 
 def packed_bits(flags: Sequence[bool]) -> bytes:
     """A bitmap: bit i is flags[i], the lowest bit of a byte first."""
-    return np.packbits(np.asarray(flags, dtype=bool), bitorder="little").tobytes()
+    return np.packbits(np.frombuffer(bytes(flags), dtype=bool), bitorder="little").tobytes()
 
 
 def unpacked_bits(bitmap: bytes, count: int) -> list[bool]:
@@ -127,6 +127,8 @@ def unpack_layouts(columns: LayoutColumns, count: int) -> list[HitReply]:
     """
     sizes = unpacked("object_sizes", columns.object_sizes, U64, count)
     generations = unpacked("generations", columns.generations, U64, count)
+    if count and max(generations) > MAX_GENERATION:
+        raise InvalidMessage("generations has a value out of range")
     statuses = _coded("sync_statuses", columns.sync_statuses, _STATUSES, count)
     counts = unpacked("chunk_counts", columns.chunk_counts, U32, count)
     checksummed = unpacked_bits(columns.checksummed, count)

@@ -50,10 +50,10 @@ class Message(BaseModel):
     @classmethod
     def trusted(cls, **fields: Any) -> Self:
         """A message of values that are known to be right: nothing is checked, and it is several times
-        quicker. Fields that are left out have their defaults."""
+        quicker. Fields that are left out have their defaults; one without a default must be given."""
         message = cls.__new__(cls)
         # What pydantic's model_construct does, less the search for aliases.
-        object.__setattr__(message, "__dict__", {**defaults_of(cls), **fields})
+        object.__setattr__(message, "__dict__", {**_in_order(cls), **fields})
         object.__setattr__(message, "__pydantic_fields_set__", set(fields))
         object.__setattr__(message, "__pydantic_extra__", None)
         object.__setattr__(message, "__pydantic_private__", None)
@@ -61,9 +61,9 @@ class Message(BaseModel):
 
 
 @cache
-def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Field name -> default, for the fields of `model` that need not be given."""
-    return {name: info.default for name, info in model.model_fields.items() if not info.is_required()}
+def _in_order(model: type[BaseModel]) -> dict[str, Any]:
+    """Field name -> default, in the order in which the fields of `model` are written; `...` for none."""
+    return {name: ... if info.is_required() else info.default for name, info in model.model_fields.items()}
 
 
 # -- parts ---------------------------------------------------------------------------------------------
