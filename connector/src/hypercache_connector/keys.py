@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from urllib.parse import quote
 
 MAPPING_VERSION = 1
@@ -45,10 +46,22 @@ class UriMapping:
 
 
 def _encoded(text: str) -> str:
+    # Each character is encoded by itself, so a text may be cut anywhere. LMCache's keys end in a hash, and
+    # those of one batch share all before it: that is encoded once.
+    head, at, tail = text.rpartition("@")
+    if tail.isascii() and tail.isalnum():
+        return _encoded_head(head + at) + tail
+    return _encoded_whole(text)
+
+
+def _encoded_whole(text: str) -> str:
     # The same as quote(text, safe="@"), five times faster for the ASCII that keys are made of.
     if text.isascii():
         return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", text)
     return quote(_utf8(text), safe="@")
+
+
+_encoded_head = lru_cache(maxsize=256)(_encoded_whole)
 
 
 def _utf8(text: str) -> bytes:

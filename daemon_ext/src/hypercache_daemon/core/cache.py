@@ -76,9 +76,10 @@ class Cache:
 
     def locate(self, uris: Sequence[str]) -> list[StoredObject | None]:
         """The committed objects of one batch, in its order; counts as a use of each."""
-        found = [self._objects.get(uri) for uri in uris]
+        found = list(map(self._objects.get, uris))
+        hits = [stored for stored in found if stored is not None]
         for tier, pool in self.pools.items():
-            pool.policy.touched([stored.uri for stored in found if stored and stored.tier is tier])
+            pool.policy.touched([stored.uri for stored in hits if stored.tier is tier])
         return found
 
     def newest_staged(self, uri: str) -> StagedWrite | None:
