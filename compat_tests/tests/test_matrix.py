@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import msgpack
@@ -171,6 +172,26 @@ def test_a_reason_that_is_repeated_within_a_minute_is_red(
         seen = CONNECTOR_BEHAVIOURS["store, look up and load"](cell)
     assert "lines within a minute" in seen.said
     assert seen.verdict is Verdict.FAILS
+
+
+def test_a_behaviour_that_raises_is_red_and_the_others_are_run(
+    whole: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ConnectorInCell, "deleted", lambda self, keys: int("seven"))
+    cell = matrix.connector_cell(WIRE_1_1, whole)
+    assert cell.seen["delete"] == Seen(
+        Verdict.FAILS, "ValueError: invalid literal for int() with base 10: 'seven'"
+    )
+    assert words(cell)["a new field that may not"] == "works"
+
+
+def test_a_wrong_byte_that_is_called_right_is_red(whole: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = count(1)  # nothing that is loaded is what the cell then compares it with
+    monkeypatch.setattr(
+        "hypercache_compat.matrix_clients.payload", lambda name, size: bytes([next(fresh) % 251]) * size
+    )
+    cell = matrix.connector_cell(WIRE_2_0, whole)
+    assert cell.seen["store, look up and load"].said.startswith("WrongBytes: a load of chunk-1 gave wrong")
 
 
 def test_less_than_all_needs_two_versions() -> None:

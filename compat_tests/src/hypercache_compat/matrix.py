@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +71,15 @@ def old_cell(version: str, client: ScenarioProcess, held: Meeting) -> Cell:
 def connector_cell(wire: WireVersion, held: Meeting) -> Cell:
     """How the connector fares with this daemon when it speaks at most `wire`."""
     with ConnectorInCell(held, wire, _name(f"connector {wire}", held.label)) as cell:
-        seen = {what: behaviour(cell) for what, behaviour in CONNECTOR_BEHAVIOURS.items()}
+        seen = {what: _seen(behaviour, cell) for what, behaviour in CONNECTOR_BEHAVIOURS.items()}
         return Cell(f"connector, wire {wire}", held.label, cell.wire, seen)
+
+
+def _seen(behaviour: Callable[[ConnectorInCell], Seen], cell: ConnectorInCell) -> Seen:
+    try:
+        return behaviour(cell)
+    except Exception as error:  # noqa: BLE001 - boundary of a behaviour: whatever it raises is its verdict
+        return Seen(Verdict.FAILS, f"{type(error).__name__}: {error}")
 
 
 def _name(client: str, daemon: str) -> str:
