@@ -1,6 +1,5 @@
 """Every released version's bytes are still read and still written, and no frozen file was touched."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from itertools import chain
@@ -10,11 +9,11 @@ from typing import Any
 import pytest
 
 from hypercache_compat import golden
-from hypercache_compat.golden import FOLDER, MANIFEST, Vector, read_vector
-from hypercache_protocol.codecs.json_lines import decode_reply, decode_request
-from hypercache_protocol.messages import REPLIES, REQUESTS, Message, StatusReply
-from hypercache_protocol.schema import field_rows, item_models, newer_fields, possible_replies, reply_words
-from hypercache_protocol.versions import LATEST, RELEASED, WIRE_1_0, WireVersion
+from hypercache_compat.golden import ACTIONS, FOLDER, MANIFEST, Vector, read_vector
+from hypercache_protocol.actions import actions_in_frames
+from hypercache_protocol.messages import Message, StatusReply
+from hypercache_protocol.schema import field_rows, held_models, newer_fields, possible_replies, reply_words
+from hypercache_protocol.versions import LATEST, RELEASED, WIRE_1_0, WIRE_2_0, WireVersion
 
 VERSIONS = {f"wire-{version}": version for version in RELEASED}
 FILES = sorted((FOLDER / "vectors").glob("*/*.json"))
@@ -29,25 +28,21 @@ def test_a_frozen_line_is_read_and_written_as_it_was(path: Path) -> None:
     assert list(read_vector(path).faults(version_of(path))) == []
 
 
-def decoded(vector: Vector, version: WireVersion) -> tuple[Message, int]:
-    if vector.direction == "request":
-        return decode_request(vector.line, version)
-    return decode_reply(vector.line, REQUESTS[vector.action].model_construct(), version)
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_frozen_line_is_read_whole_by_this_build(path: Path) -> None:
     vector = read_vector(path)
-    message, unknown = decoded(vector, LATEST)
-    assert message.model_dump(mode="json", exclude_none=True) == vector.fields
+    message, unknown = vector.decoded(LATEST)
+    assert golden.fields_of(message) == vector.fields
     assert unknown == 0
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_frozen_line_is_understood_by_every_version(path: Path) -> None:
+def test_a_frozen_line_is_understood_by_every_version_that_has_its_action(path: Path) -> None:
     vector = read_vector(path)
-    for version in RELEASED:
-        message, _ = decoded(vector, version)
+    knowing = [version for version in RELEASED if vector.action in golden.actions_of(version)]
+    assert version_of(path) in knowing
+    for version in knowing:
+        message, _ = vector.decoded(version)
         if not isinstance(message, StatusReply):
             assert message.model_fields_set <= type(message).model_fields.keys()
             assert not message.model_fields_set & newer_fields(type(message), version).keys()
@@ -62,34 +57,46 @@ def vectors(version: WireVersion) -> list[Vector]:
 
 @pytest.mark.parametrize("version", RELEASED, ids=str)
 def test_every_message_of_a_version_is_frozen(version: WireVersion) -> None:
-    frozen = {(v.direction, v.action, json.loads(v.line).get("status", "")) for v in vectors(version)}
-    frozen = {
-        (direction, action, "" if direction == "request" else word) for direction, action, word in frozen
-    }
-    asked = {("request", model.action, "") for model in REPLIES}
+    frozen = {(v.direction, v.action, v.word()) for v in vectors(version)}
+    models = golden.actions_of(version).values()
+    asked = {("request", model.action, model.action) for model in models}
     answered = {
-        ("reply", model.action, reply.status) for model in REPLIES for reply in possible_replies(model)
+        ("reply", model.action, reply.status) for model in models for reply in possible_replies(model)
     }
     assert frozen == asked | answered
 
 
+def test_wire_2_freezes_frames_and_the_hello_as_a_line() -> None:
+    for version in RELEASED:
+        framed = {vector.action for vector in vectors(version) if vector.is_frame}
+        assert framed == (set(actions_in_frames(version)) if version >= WIRE_2_0 else set())
+    assert {vector.action for vector in vectors(WIRE_2_0) if not vector.is_frame} == {"hello"}
+
+
 def fields_set(vector: Vector) -> Iterator[tuple[type[Message], str]]:
-    """(model, field) for every field that a vector sets, in its items too."""
-    model: type[Message] = REQUESTS[vector.action]
+    """(model, field) for every field that a vector sets, in the models inside it too."""
+    model: type[Message] = ACTIONS[vector.action]
     if vector.direction == "reply":
-        model = reply_words(REQUESTS[vector.action])[json.loads(vector.line)["status"]]
-    for name, value in vector.fields.items():
+        model = reply_words(ACTIONS[vector.action])[vector.word()]
+    yield from fields_in(model, vector.fields)
+
+
+def fields_in(model: type[Message], fields: dict[str, Any]) -> Iterator[tuple[type[Message], str]]:
+    for name, value in fields.items():
         yield model, name
-        if name in item_models(model):
-            yield from ((item_models(model)[name], inner) for inner in chain.from_iterable(value))
+        if name in held_models(model):
+            for inner in value if held_models(model)[name].many else [value]:
+                yield from fields_in(held_models(model)[name].model, inner)
 
 
 @pytest.mark.parametrize("version", RELEASED, ids=str)
 def test_every_field_of_a_version_is_set_in_some_frozen_line(version: WireVersion) -> None:
     seen = set(chain.from_iterable(map(fields_set, vectors(version))))
-    replies = chain.from_iterable(map(possible_replies, REPLIES))
-    models = {*REPLIES, *replies}
-    models |= set(chain.from_iterable(item_models(model).values() for model in models))
+    requests = golden.actions_of(version).values()
+    models = {*requests, *chain.from_iterable(map(possible_replies, requests))}
+    parts = {held.model for model in models for held in held_models(model).values()}
+    assert parts == {part for part in golden.PARTS if part.since <= version}
+    models |= parts
     wanted = {(model, row.name) for model in models for row in field_rows(model) if row.since <= version}
     assert wanted - seen == set()
 
@@ -149,6 +156,7 @@ def test_adding_to_nothing_freezes_everything(tmp_path: Path) -> None:
 
 
 HIT = read_vector(FOLDER / "vectors/wire-1.0/reply-locate-hit.json")
+PING_FRAME = b"\0\0\0\x08\x93\x07\xa4ping\x80"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +170,22 @@ HIT = read_vector(FOLDER / "vectors/wire-1.0/reply-locate-hit.json")
 )
 def test_a_line_that_is_read_or_written_otherwise_is_told(vector: Vector, told: Any) -> None:
     assert any(told in fault for fault in vector.faults(WIRE_1_0))
+
+
+@pytest.mark.parametrize(
+    ("frame", "told"),
+    [
+        (PING_FRAME, None),
+        (PING_FRAME.replace(b"\x07", b"\x08"), "its id is not what was frozen"),
+        (PING_FRAME.replace(b"\x08", b"\x09"), "the frame's length"),
+        (PING_FRAME.replace(b"ping", b"pung"), "no longer read: unknown action"),
+        (b"\0\0\0\x0b" + PING_FRAME[4:-1] + b"\x81\xa1x\x01", "1 fields that are no longer known"),
+        (b"\0\0\0\x0a" + PING_FRAME[4:-1] + b"\xde\0\0", "is written as b"),
+    ],
+)
+def test_a_frame_that_is_read_or_written_otherwise_is_told(frame: bytes, told: str | None) -> None:
+    faults = list(Vector("request", "ping", frame, {}, is_frame=True).faults(WIRE_2_0))
+    assert faults == [] if told is None else any(told in fault for fault in faults)
 
 
 @pytest.mark.parametrize(

@@ -23,17 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypercache_protocol.actions import ALL_REPLIES
+from hypercache_protocol.actions import ALL_REPLIES, actions_in_frames, actions_on_lines
+from hypercache_protocol.batches import HelloLimits, ItemError, LayoutColumns
+from hypercache_protocol.codecs import msgpack_frames
 from hypercache_protocol.codecs.json_lines import decode_reply, decode_request, encode_reply, encode_request
 from hypercache_protocol.errors import ErrorCode, InvalidMessage, LocalProtocolError
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.layout import STATUS_CODES, TIER_CODES
 from hypercache_protocol.messages import (
-    REPLIES,
-    REQUESTS,
     STATUS_ALIASES,
     ChunkLocation,
     DeviceInfo,
+    Message,
     Reply,
     Request,
 )
@@ -45,6 +46,11 @@ from .golden_examples import REPLY_EXAMPLES, REQUEST_EXAMPLES
 
 FOLDER = Path(__file__).parents[2]
 MANIFEST = "FROZEN.sha256"
+FRAME_ID = 7
+"""The id in every frozen frame."""
+
+ACTIONS = {request.action: request for request in ALL_REPLIES}
+PARTS: tuple[type[Message], ...] = (ChunkLocation, DeviceInfo, HelloLimits, ItemError, LayoutColumns)
 FROZEN_FOLDERS = ("schemas", "vectors", "transcripts")
 
 
@@ -53,57 +59,83 @@ FROZEN_FOLDERS = ("schemas", "vectors", "transcripts")
 
 @dataclass(frozen=True)
 class Vector:
-    """One frozen line: what it answers or asks, its bytes, and the fields that a reader must find in it."""
+    """One frozen line or frame: what it answers or asks, its bytes, and the fields that a reader must find
+    in it (bytes among them as hexadecimal digits)."""
 
     direction: str
     action: str
     line: bytes
     fields: dict[str, Any]
+    is_frame: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The vector as its file holds it."""
         return {
             "direction": self.direction,
             "action": self.action,
-            "line": self.line.decode(),
+            **({"frame": self.line.hex()} if self.is_frame else {"line": self.line.decode()}),
             "fields": self.fields,
         }
 
     def faults(self, version: WireVersion) -> Iterator[str]:
         """What this build reads or writes otherwise than `version` did."""
         try:
-            message, unknown = self._decoded(version)
+            message, unknown = self.decoded(version)
         except InvalidMessage as error:
             yield f"is no longer read: {error.message}"
             return
         if unknown:
             yield f"holds {unknown} fields that are no longer known"
-        if _fields(message) != self.fields:
-            yield f"is read as {_fields(message)}"
-        if (written := _line(message, version)) != self.line:
+        if fields_of(message) != self.fields:
+            yield f"is read as {fields_of(message)}"
+        if (written := _bytes_of(message, version, self.is_frame)) != self.line:
             yield f"is written as {written!r}"
 
-    def _decoded(self, version: WireVersion) -> tuple[Request | Reply, int]:
-        if self.direction == "request":
-            return decode_request(self.line, version)
+    def decoded(self, version: WireVersion) -> tuple[Request | Reply, int]:
+        """The message that a side held to `version` reads, and how many unknown fields it had."""
         # Only the type of the request says how its reply is read.
-        return decode_reply(self.line, REQUESTS[self.action].model_construct(), version)
+        request = ACTIONS[self.action].model_construct()
+        if not self.is_frame:
+            if self.direction == "request":
+                return decode_request(self.line, version)
+            return decode_reply(self.line, request, version)
+        request_id, word, fields = msgpack_frames.decode_envelope(self.line[4:])
+        if request_id != FRAME_ID or int.from_bytes(self.line[:4], "big") != len(self.line) - 4:
+            raise InvalidMessage("the frame's length or its id is not what was frozen")
+        if self.direction == "request":
+            return msgpack_frames.decode_request(word, fields, version)
+        return msgpack_frames.decode_reply(word, fields, request, version)
+
+    def word(self) -> str:
+        """The action or the status that the bytes begin with."""
+        if self.is_frame:
+            return msgpack_frames.decode_envelope(self.line[4:])[1]
+        held = json.loads(self.line)
+        return str(held["action" if self.direction == "request" else "status"])
 
 
 def read_vector(path: Path) -> Vector:
     """The vector that the file at `path` holds."""
     held = json.loads(path.read_text(encoding="utf-8"))
-    return Vector(held["direction"], held["action"], held["line"].encode(), held["fields"])
+    is_frame = "frame" in held
+    data = bytes.fromhex(held["frame"]) if is_frame else held["line"].encode()
+    return Vector(held["direction"], held["action"], data, held["fields"], is_frame)
 
 
-def _line(message: Request | Reply, version: WireVersion) -> bytes:
+def _bytes_of(message: Request | Reply, version: WireVersion, is_frame: bool) -> bytes:
     if isinstance(message, Request):
+        if is_frame:
+            return msgpack_frames.encode_request(FRAME_ID, message, version)
         return encode_request(message, version)
+    if is_frame:
+        return msgpack_frames.encode_reply(FRAME_ID, message, version)
     return encode_reply(message, version)
 
 
-def _fields(message: Request | Reply) -> dict[str, Any]:
-    return message.model_dump(mode="json", exclude_none=True)
+def fields_of(message: Request | Reply) -> dict[str, Any]:
+    """What a vector's file says of the fields of a message."""
+    fields: dict[str, Any] = json.loads(json.dumps(message.model_dump(exclude_none=True), default=bytes.hex))
+    return fields
 
 
 def vectors_of(version: WireVersion) -> dict[str, Vector]:
@@ -114,17 +146,30 @@ def vectors_of(version: WireVersion) -> dict[str, Vector]:
     ]
     return {
         f"{direction}-{action}-{name}.json": Vector(
-            direction, action, _line(message, version), _fields(message)
+            direction,
+            action,
+            _bytes_of(message, version, _is_framed(action, version)),
+            fields_of(message),
+            _is_framed(action, version),
         )
         for direction, (action, name), message in said
-        if _fits(message, version)
+        if actions_of(version).get(action) and _fits(message, version, _is_framed(action, version))
     }
 
 
-def _fits(message: Request | Reply, version: WireVersion) -> bool:
+def actions_of(version: WireVersion) -> dict[str, type[Request]]:
+    """Action -> request, of all that a peer of `version` knows, on a line or in a frame."""
+    return {**actions_on_lines(version), **actions_in_frames(version)}
+
+
+def _is_framed(action: str, version: WireVersion) -> bool:
+    return version >= WIRE_2_0 and action in actions_in_frames(version)
+
+
+def _fits(message: Request | Reply, version: WireVersion, is_frame: bool) -> bool:
     """Whether the whole of `message` passes through the encoder of `version`."""
     try:
-        return _line(message, version) == _line(message, RELEASED[-1])
+        return _bytes_of(message, version, is_frame) == _bytes_of(message, RELEASED[-1], is_frame)
     except LocalProtocolError:
         return False
 
@@ -134,17 +179,18 @@ def _fits(message: Request | Reply, version: WireVersion) -> bool:
 
 def schema_of(version: WireVersion) -> dict[str, Any]:
     """What every later build must keep: the fields of each message, and the answers of each action."""
+    requests = list(actions_of(version).values())
     return {
         "requests": {
             model.action: {"answers": _words(model), "fields": field_schema(model, version)}
-            for model in REPLIES
+            for model in requests
         },
         "replies": {
             f"{reply.status} to {request.action}": field_schema(reply, version)
-            for request in REPLIES
+            for request in requests
             for reply in possible_replies(request)
         },
-        "parts": {model.__name__: field_schema(model, version) for model in (ChunkLocation, DeviceInfo)},
+        "parts": {model.__name__: field_schema(model, version) for model in PARTS if model.since <= version},
     }
 
 

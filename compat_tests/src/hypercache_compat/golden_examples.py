@@ -5,6 +5,22 @@ Add examples freely; an example whose file exists must never change.
 
 from __future__ import annotations
 
+from hypercache_protocol.batches import (
+    MAX_BATCH,
+    CommitMany,
+    CommittedMany,
+    EvictedMany,
+    EvictMany,
+    Hello,
+    HelloLimits,
+    HelloReply,
+    ItemError,
+    LayoutColumns,
+    LocatedMany,
+    LocateMany,
+    StagedMany,
+    StageMany,
+)
 from hypercache_protocol.errors import ErrorCode
 from hypercache_protocol.fields import CHUNK_SIZE, MAX_OBJECT_BYTES, Tier
 from hypercache_protocol.messages import (
@@ -190,5 +206,106 @@ REPLY_EXAMPLES: dict[tuple[str, str], Reply] = {
     **{
         ("locate", f"error-{code.value.lower()}"): ErrorReply(error_message="no", error_code=code)
         for code in ErrorCode
+    },
+}
+
+# -- wire 2 --------------------------------------------------------------------------------------------
+
+_PREFIX = "hypercache://models/llama/"
+_REFUSED = (
+    ItemError(index=1, error_message="no „space“", error_code=ErrorCode.NO_SPACE),
+    ItemError(index=MAX_BATCH - 1, error_message=""),
+)
+# Written out and not packed by the code that this freezes: two objects, of two chunks and of one.
+_COLUMNS = LayoutColumns(
+    object_sizes=bytes.fromhex("8007400000000000 0100000000000000"),
+    generations=bytes.fromhex("0300000000000000 ffffffffffffff7f"),
+    sync_statuses=bytes.fromhex("04 03"),
+    chunk_counts=bytes.fromhex("02000000 01000000"),
+    checksummed=bytes.fromhex("01"),
+    paths=("/dev/nvme0n1", "/dev/nvme1n1", "/dev/shm/hypercache/0.shm"),
+    path_tiers=bytes.fromhex("00 00 01"),
+    chunk_paths=bytes.fromhex("00000000 01000000 02000000"),
+    chunk_offsets=bytes.fromhex("0000004000000000 0010000000000000 0000000000000040"),
+    chunk_lengths=bytes.fromhex("00004000 80070000 01000000"),
+    chunk_checksums=bytes.fromhex("00000000 ffffffff 00000000"),
+)
+_NO_COLUMNS = LayoutColumns(**dict.fromkeys(LayoutColumns.model_fields.keys() - {"paths"}, b""), paths=())
+_LIMITS = HelloLimits(
+    max_request_bytes=1 << 20, max_reply_bytes=1 << 26, max_in_flight=64, max_batch=MAX_BATCH
+)
+
+REQUEST_EXAMPLES |= {
+    ("hello", "plain"): Hello(versions=("2.0",)),
+    ("hello", "full"): Hello(
+        versions=("1.0", "1.1", "2.0"),
+        features=("batches", "frames", "generation"),
+        name="hypercache-connector",
+        version="2.0.1",
+    ),
+    ("locate_many", "plain"): LocateMany(suffixes=(URI,)),
+    ("locate_many", "full"): LocateMany(prefix=_PREFIX, suffixes=("a", ODD_URI, ""), layouts=True),
+    ("locate_many", "none"): LocateMany(suffixes=()),
+    ("stage_many", "plain"): StageMany(suffixes=(URI,), sizes=(SIZE,)),
+    ("stage_many", "full"): StageMany(
+        prefix=_PREFIX,
+        suffixes=("a", "b"),
+        sizes=(0, MAX_OBJECT_BYTES),
+        is_leader=True,
+        auto_flush_s3=False,
+        write_through=True,
+        pinned=True,
+        tier=Tier.RAM,
+    ),
+    ("commit_many", "plain"): CommitMany(suffixes=(URI,), stage_ids=("0c6f-17",)),
+    ("commit_many", "full"): CommitMany(
+        prefix=_PREFIX,
+        suffixes=("a", "b"),
+        stage_ids=("0c6f-17", "0c6f-18"),
+        local_only=True,
+        write_through=False,
+        checksum_counts=bytes.fromhex("02000000 01000000"),
+        checksums=bytes.fromhex("00000000 ffffffff 01000000"),
+    ),
+    ("evict_many", "plain"): EvictMany(suffixes=(URI,)),
+    ("evict_many", "full"): EvictMany(prefix=_PREFIX, suffixes=("a", "b")),
+}
+
+REPLY_EXAMPLES |= {
+    ("hello", "plain"): HelloReply(
+        version="1.1", versions=("1.0", "1.1"), features=(), limits=_LIMITS, devices=(), instance_id="5f0c-1"
+    ),
+    ("hello", "full"): HelloReply(
+        version="2.0",
+        versions=("1.0", "1.1", "2.0"),
+        features=("batches", "frames"),
+        limits=_LIMITS,
+        devices=("/dev/nvme0n1", "/dev/nvme1n1"),
+        instance_id="5f0c-1",
+        daemon="hypercached 2.0.0",
+        unknown=("3.0", "teleport"),
+    ),
+    ("locate_many", "plain"): LocatedMany(present=b"\x05", verifiable=b"\x01"),
+    ("locate_many", "full"): LocatedMany(present=b"\x05\x00", verifiable=b"\x01\x00", layouts=_COLUMNS),
+    ("locate_many", "none"): LocatedMany(present=b"", verifiable=b"", layouts=_NO_COLUMNS),
+    ("stage_many", "plain"): StagedMany(done=b"\x00", stage_ids=(), layouts=_NO_COLUMNS),
+    ("stage_many", "full"): StagedMany(
+        done=b"\x05", stage_ids=("0c6f-17", "0c6f-18"), layouts=_COLUMNS, errors=_REFUSED
+    ),
+    ("commit_many", "plain"): CommittedMany(
+        done=b"\x00", object_sizes=b"", generations=b"", sync_statuses=b""
+    ),
+    ("commit_many", "full"): CommittedMany(
+        done=b"\x05",
+        object_sizes=bytes.fromhex("8007400000000000 0100000000000000"),
+        generations=bytes.fromhex("0300000000000000 ffffffffffffff7f"),
+        sync_statuses=bytes.fromhex("04 01"),
+        errors=_REFUSED,
+    ),
+    ("evict_many", "plain"): EvictedMany(done=b"\xff\x01"),
+    ("evict_many", "full"): EvictedMany(done=b"\x05", errors=_REFUSED),
+    **{
+        (action, "error"): _ERROR
+        for action in ("hello", "locate_many", "stage_many", "commit_many", "evict_many")
     },
 }

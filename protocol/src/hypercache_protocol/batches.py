@@ -14,6 +14,7 @@ from pydantic import FailFast, Field, StrictStr
 from .errors import ErrorCode
 from .fields import Count, Flag, SizeBytes, StageId, TierField, Word
 from .messages import Message, Reply, Request, known_code
+from .versions import WIRE_2_0, WireVersion
 
 MAX_BATCH = 4096
 """The most uris that one request may name."""
@@ -31,6 +32,7 @@ class Hello(Request):
     """A client's first line, where it speaks more than wire 1: the `versions` ("2.0") and `features` it
     has, its `name` and its own `version`. Sent and answered as a JSON line; frozen for ever."""
 
+    since: ClassVar[WireVersion] = WIRE_2_0
     action: ClassVar[str] = "hello"
     versions: Annotated[tuple[VersionWord, ...], Field(max_length=64)]
     features: Annotated[tuple[Word, ...], Field(max_length=256)] = ()
@@ -41,6 +43,7 @@ class Hello(Request):
 class HelloLimits(Message):
     """What the daemon takes: bytes of one frame each way, requests in flight, uris in one request."""
 
+    since: ClassVar[WireVersion] = WIRE_2_0
     max_request_bytes: Count
     max_reply_bytes: Count
     max_in_flight: Count
@@ -50,6 +53,7 @@ class HelloLimits(Message):
 class HelloReply(Reply):
     """Both sides go on in wire `version`: frames where its major is 2, lines where it is 1."""
 
+    since: ClassVar[WireVersion] = WIRE_2_0
     status: ClassVar[str] = "HELLO"
     version: VersionWord
     versions: tuple[VersionWord, ...]
@@ -67,6 +71,7 @@ class HelloReply(Reply):
 class ItemError(Message):
     """Why the uri at `index` was refused."""
 
+    since: ClassVar[WireVersion] = WIRE_2_0
     index: Count
     error_message: StrictStr
     error_code: Annotated[ErrorCode | None, known_code] = None
@@ -75,6 +80,7 @@ class ItemError(Message):
 class BatchRequest(Request):
     """Base of the requests that name many uris."""
 
+    since: ClassVar[WireVersion] = WIRE_2_0
     prefix: StrictStr = ""
     suffixes: Suffixes
 
@@ -89,6 +95,7 @@ class LayoutColumns(Message):
     bit that says whether its chunks have checksums. Per chunk: index of its path, offset and length in
     bytes, CRC-32."""
 
+    since: ClassVar[WireVersion] = WIRE_2_0
     object_sizes: Column
     generations: Column
     sync_statuses: Column
@@ -113,6 +120,7 @@ class LocatedMany(Reply):
     """`present` has a bit for each uri that a locate would hit; `verifiable` for those of them that are
     committed and have checksums. `layouts` are those of the present ones, in order."""
 
+    since: ClassVar[WireVersion] = WIRE_2_0
     status: ClassVar[str] = "LOCATED_MANY"
     present: Bitmap
     verifiable: Bitmap
@@ -134,6 +142,7 @@ class StageMany(BatchRequest):
 class StagedMany(Reply):
     """`stage_ids` and `layouts` are those of the uris whose bit in `done` is set, in order."""
 
+    since: ClassVar[WireVersion] = WIRE_2_0
     status: ClassVar[str] = "STAGED_MANY"
     done: Bitmap
     stage_ids: tuple[StageId, ...]
@@ -156,6 +165,7 @@ class CommitMany(BatchRequest):
 class CommittedMany(Reply):
     """The columns are those of the uris whose bit in `done` is set, in order; sizes in bytes."""
 
+    since: ClassVar[WireVersion] = WIRE_2_0
     status: ClassVar[str] = "COMMITTED_MANY"
     done: Bitmap
     object_sizes: Column
@@ -173,6 +183,7 @@ class EvictMany(BatchRequest):
 class EvictedMany(Reply):
     """A bit in `done` says that the object was here and is gone; neither bit nor error: it was absent."""
 
+    since: ClassVar[WireVersion] = WIRE_2_0
     status: ClassVar[str] = "EVICTED_MANY"
     done: Bitmap
     errors: tuple[ItemError, ...] = ()

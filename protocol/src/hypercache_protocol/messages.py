@@ -34,7 +34,7 @@ from .fields import (
     Word,
 )
 from .states import SyncStatus
-from .versions import WIRE_1_1
+from .versions import WIRE_1_0, WIRE_1_1, WireVersion
 
 # On every list: a line that is wrong in each of half a million items costs one error, not half a million.
 _FAIL_FAST = FailFast()
@@ -43,9 +43,11 @@ _V1_1_ESSENTIAL = Since(WIRE_1_1, safe_to_drop=False)
 
 
 class Message(BaseModel):
-    """Base of all messages: immutable; unknown fields are ignored."""
+    """Base of all messages: immutable; unknown fields are ignored. `since` is the wire that brought it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    since: ClassVar[WireVersion] = WIRE_1_0
 
     @classmethod
     def trusted(cls, **fields: Any) -> Self:

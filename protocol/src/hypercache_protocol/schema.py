@@ -94,10 +94,11 @@ def field_rows(model: type[BaseModel]) -> list[FieldRow]:
     """Every field of `model`, in its order on the wire."""
     schema = model.model_json_schema()
     parts = schema.get("$defs", {})
+    first = model.since if issubclass(model, Message) else WIRE_1_0
     rows = []
     for name, field in schema.get("properties", {}).items():
         shape = _resolved(field, parts)
-        mark = since_marks(model).get(name, Since(WIRE_1_0, safe_to_drop=False))
+        mark = since_marks(model).get(name, Since(first, safe_to_drop=False))
         required = name in required_fields(model)
         row = FieldRow(
             name,
@@ -121,6 +122,8 @@ def _resolved(shape: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kind(shape: dict[str, Any], parts: dict[str, Any]) -> str:
+    if shape.get("format") == "binary":
+        return "bytes"
     if shape["type"] == "array":
         return f"list of {_kind(_resolved(shape['items'], parts), parts)}"
     return str(shape["title"] if shape["type"] == "object" else shape["type"])
