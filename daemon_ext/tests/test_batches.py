@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from daemon_harness import CHUNK, MIB, Message, line, pattern, read_layout, running, write_layout
+from daemon_harness import CHUNK, MIB, Daemon, Message, line, pattern, read_layout, running, write_layout
 from frames import FrameClient, bits, column, framed, layouts_of
+
+from hypercache_daemon.catalog import CatalogError
+from hypercache_daemon.catalog_rows import Change
 
 NOTHING: Message = {
     "object_sizes": b"",
@@ -391,28 +395,57 @@ async def test_each_change_of_many_is_one_transaction_of_the_catalog(short_dir: 
         assert await client.fetch("u150") == b"0123456789"
 
 
-async def test_a_catalog_that_cannot_write_refuses_the_batch_and_leaves_nothing(
+async def test_a_catalog_that_cannot_write_refuses_each_and_leaves_nothing(
     short_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(short_dir) as daemon:
         client, old = await framed(daemon), await daemon.connect()
-        store = daemon.parts.store
-
-        async def full(changes: object) -> None:
-            raise OSError(28, "No space left on device")
-
         before = (await old.status())["pools"]
         with monkeypatch.context() as patch:
-            patch.setattr(store, "make_durable", full)
+            patch.setattr(daemon.parts.store, "make_durable", failing_after(0))
             reply = await client.ask("stage_many", suffixes=["a", "b"], sizes=[10, 10])
-            assert (reply["status"], reply["error_code"]) == ("ERROR", "UNAVAILABLE")
+            assert codes(reply) == {0: "UNAVAILABLE", 1: "UNAVAILABLE"}
+            assert "no space left" in reply["errors"][0]["error_message"]
         assert (await old.status())["pools"] == before
         staged = await client.ask("stage_many", suffixes=["a", "b"], sizes=[10, 10])
+        fields = {"suffixes": ["a", "b"], "stage_ids": staged["stage_ids"]}
         with monkeypatch.context() as patch:
-            patch.setattr(store, "make_durable", full)
-            fields = {"suffixes": ["a", "b"], "stage_ids": staged["stage_ids"]}
-            assert (await client.ask("commit_many", **fields))["status"] == "ERROR"
+            patch.setattr(daemon.parts.store, "make_durable", failing_after(0))
+            assert codes(await client.ask("commit_many", **fields)) == {0: "UNAVAILABLE", 1: "UNAVAILABLE"}
         assert bits((await client.ask("commit_many", **fields))["done"], 2) == [True, True]
+
+
+async def test_a_catalog_that_fails_half_way_takes_back_nothing_that_it_wrote(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(short_dir) as daemon:
+        client, old = await framed(daemon), await daemon.connect()
+        staged = await client.ask("stage_many", suffixes=["u", "v", "u"], sizes=[5, 5, 5])
+        for layout, data in zip(layouts_of(staged["layouts"]), (b"first", b"other", b"again"), strict=True):
+            write_layout(layout["chunk_layout"], data)
+        fields = {"suffixes": ["u", "v", "u"], "stage_ids": staged["stage_ids"], "local_only": True}
+        with monkeypatch.context() as patch:
+            patch.setattr(daemon.parts.store, "make_durable", failing_after(1, daemon))
+            reply = await client.ask("commit_many", **fields)
+        assert bits(reply["done"], 3) == [True, True, False]
+        assert codes(reply) == {2: "UNAVAILABLE"}
+        assert await old.fetch("u") == b"first"
+
+
+def failing_after(
+    successes: int, daemon: Daemon | None = None
+) -> Callable[[Sequence[Change]], Awaitable[None]]:
+    """A store's make_durable that succeeds so many times and then never again."""
+    left = [successes]
+    real = daemon.parts.store.make_durable if daemon else None
+
+    async def make_durable(changes: Sequence[Change]) -> None:
+        if not left[0] or real is None:
+            raise CatalogError("no space left on the catalog's disk")
+        left[0] -= 1
+        await real(changes)
+
+    return make_durable
 
 
 async def test_batches_are_counted_by_what_came_of_them(short_dir: Path) -> None:

@@ -230,9 +230,9 @@ class Handlers:
         return batches.located(self.store, request)
 
     async def _stage_many(self, request: StageMany, connection_id: int) -> Reply:
-        requests, results = batches.stage_requests(request)
+        requests, refusals = batches.stage_requests(request)
         staged = iter(await self.writer.stage(requests, connection_id))
-        return batches.staged_reply(self.store, [refusal or next(staged) for refusal in results])
+        return batches.staged_reply(self.store, [refusal or next(staged) for refusal in refusals])
 
     async def _commit_many(self, request: CommitMany, connection_id: int) -> Reply:
         return batches.committed_reply(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import trio
 
@@ -15,6 +16,7 @@ from hypercache_protocol.messages import AppendWrite, CommitWrite, StageWrite
 from hypercache_protocol.states import DIRTY, StateEvent
 
 from .access import DeviceError
+from .catalog import CatalogError
 from .catalog_rows import Change, DropHold, Put
 from .core.allocator import Extent
 from .core.cache import NotStaged, StageOptions
@@ -25,6 +27,8 @@ from .removal import Remover
 from .store import Store, hold_change, writer_hold
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _TRIES = 4
 
@@ -47,12 +51,10 @@ class Writer:
             if request.write_through and (refusal := self._no_backend(request.uri)):
                 results[index] = refusal
         self.store.release_due()
-        reports = await self._stage(requests, connection_id, results)
-        for _ in range(_TRIES):
-            if not reports or not await self._make_room(list(reports.values())):
-                break
-            reports = await self._stage(requests, connection_id, results)
-        results.update({index: _no_space(report) for index, report in reports.items()})
+        try:
+            await self._stage_all(requests, connection_id, results)
+        except (CatalogError, OSError) as error:
+            _refuse_rest(results, range(len(requests)), "stage_write", error)
         return [results[index] for index in range(len(requests))]
 
     async def append(
@@ -111,6 +113,20 @@ class Writer:
             f"write_through: this daemon has no backend for {uri}; start it with --backend, or write "
             "without write_through",
         )
+
+    async def _stage_all(
+        self,
+        requests: Sequence[StageWrite],
+        connection_id: int | None,
+        results: dict[int, StagedWrite | DaemonError],
+    ) -> None:
+        """Stage what has no result yet, evicting as much as that takes."""
+        reports = await self._stage(requests, connection_id, results)
+        for _ in range(_TRIES):
+            if not reports or not await self._make_room(list(reports.values())):
+                break
+            reports = await self._stage(requests, connection_id, results)
+        results.update({index: _no_space(report) for index, report in reports.items()})
 
     async def _stage(
         self,
@@ -206,29 +222,41 @@ class Writer:
         results: dict[int, StoredObject | DaemonError],
     ) -> None:
         """Commit requests of different uris, all in one transaction."""
-        through: list[int] = []
         async with self.store.locks.hold_all(requests[index].uri for index in indexes):
-            planned: dict[int, tuple[StagedWrite, StoredObject]] = {}
-            for index in indexes:
-                try:
-                    staged = self._found(requests[index].uri, connection_id, requests[index].stage_id)
-                    self._check_commit(requests[index], staged)
-                    await self._check_sha256(requests[index], staged)
-                except DaemonError as refusal:
-                    results[index] = refusal
-                    continue
-                planned[index] = staged, self._plan(requests[index], staged)
-                if _is_through(requests[index], staged):
-                    through.append(index)
-            await self.swap_in(list(planned.values()))
-        results.update({index: stored for index, (_, stored) in planned.items()})
-        for index in planned.keys() - set(through):
-            stored = planned[index][1]
-            if stored.state in DIRTY:
-                self.flusher.submit(stored.uri)
+            planned = await self._planned(requests, indexes, connection_id, results)
+            try:
+                await self.swap_in(list(planned.values()))
+            except (CatalogError, OSError) as error:
+                _refuse_rest(results, planned, "commit_write", error)
+                return
         async with trio.open_nursery() as nursery:
-            for index in through:
-                nursery.start_soon(self._through, index, planned[index][1], results)
+            for index, (staged, stored) in planned.items():
+                results[index] = stored
+                if _is_through(requests[index], staged):
+                    nursery.start_soon(self._through, index, stored, results)
+                elif stored.state in DIRTY:
+                    self.flusher.submit(stored.uri)
+
+    async def _planned(
+        self,
+        requests: Sequence[CommitWrite],
+        indexes: Sequence[int],
+        connection_id: int,
+        results: dict[int, StoredObject | DaemonError],
+    ) -> dict[int, tuple[StagedWrite, StoredObject]]:
+        """What each request would commit and what that becomes; those that are refused have results."""
+        planned: dict[int, tuple[StagedWrite, StoredObject]] = {}
+        for index in indexes:
+            request = requests[index]
+            try:
+                staged = self._found(request.uri, connection_id, request.stage_id)
+                self._check_commit(request, staged)
+                await self._check_sha256(request, staged)
+            except DaemonError as refusal:
+                results[index] = refusal
+                continue
+            planned[index] = staged, self._plan(request, staged)
+        return planned
 
     def _found(self, uri: str, connection_id: int, stage_id: str | None) -> StagedWrite:
         found = self.store.cache.find_staged(uri, connection_id, stage_id)
@@ -341,6 +369,15 @@ def _rounds_of_distinct(uris: Sequence[str]) -> Iterator[list[int]]:
         rounds[seen[uri]].append(index)
         seen[uri] += 1
     return iter(rounds)
+
+
+def _refuse_rest(
+    results: dict[int, _T | DaemonError], indexes: Iterable[int], what: str, error: Exception
+) -> None:
+    """What could not be written down is refused; what has its result keeps it."""
+    log.error("%s failed: %s", what, error)
+    for index in indexes:
+        results.setdefault(index, DaemonError(ErrorCode.UNAVAILABLE, f"{what}: {error}"))
 
 
 def _no_space(report: NoSpace) -> DaemonError:
