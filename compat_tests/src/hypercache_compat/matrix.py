@@ -104,9 +104,11 @@ def _columns(label: str, clients: dict[str, ScenarioProcess]) -> Iterator[Cell]:
         yield from column(held, clients)
         if label == next(iter(DAEMONS)):
             with greased_meeting(held) as (greasy, passages):
-                yield from column(greasy, clients)
-            if not grease_was_met(passages):
-                raise RuntimeError("no message was greased: the relay was not in between")
+                cells = list(column(greasy, clients))
+            yield from cells
+            # Where grease is not borne there may be no frames; the cells say so better.
+            if not grease_was_met(passages) and not any(cell.failures() for cell in cells):
+                raise RuntimeError("not every wire was greased: the relay was not in between")
 
 
 def column(held: Meeting, clients: dict[str, ScenarioProcess]) -> Iterator[Cell]:
