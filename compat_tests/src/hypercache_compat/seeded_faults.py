@@ -1,4 +1,4 @@
-"""Faults that a daemon could have, made by a relay that alters what is said, and the check that names each."""
+"""Faults that a daemon could have, made by a relay that alters what is said, and which check sees each."""
 
 from __future__ import annotations
 

@@ -148,9 +148,7 @@ def sync_status_told(bench: Bench) -> None:
     connection, uri = bench.connect(), bench.uri("told")
     stage(connection, uri, 10)
     status = locate(connection, uri).sync_status
-    expect(
-        status is SyncStatus.STAGED, f"before the commit locate says sync_status {word(status)}, not STAGED"
-    )
+    expect(status is SyncStatus.STAGED, f"before the commit locate says sync_status {word(status)}")
     connection.get(CommitWrite(uri=uri), CommittedReply)
     _is_committed(connection, uri, "after the commit")
     stage(connection, uri, 20)

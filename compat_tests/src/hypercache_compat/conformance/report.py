@@ -89,6 +89,8 @@ def exchange_lines(exchange: Exchange) -> Iterator[str]:
 
 
 def _escaped(piece: Piece, most: int) -> str:
+    if piece.is_close:
+        return "(closed)"
     shown = piece.data[:most]
     left = piece.size_bytes - len(shown)
     return repr(shown)[2:-1] + (f" … and {left} bytes more" if left else "")
@@ -185,6 +187,7 @@ def _as_object(result: Result) -> dict[str, Any]:
                 "connection": piece.connection,
                 "from": "client" if piece.is_sent else "daemon",
                 "size_bytes": piece.size_bytes,
+                "closed": piece.is_close,
                 "bytes": repr(piece.data)[2:-1],
             }
             for piece in result.exchange.pieces

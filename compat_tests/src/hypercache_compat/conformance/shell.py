@@ -53,12 +53,13 @@ def expect(condition: bool, otherwise: str) -> None:
 
 @dataclass
 class Piece:
-    """Bytes that went one way without a break: the first KEPT_BYTES of `size_bytes`."""
+    """Bytes that went one way without a break: the first KEPT_BYTES of `size_bytes`; or a close."""
 
     connection: int
     is_sent: bool
     data: bytes = b""
     size_bytes: int = 0
+    is_close: bool = False
 
     def add(self, data: bytes) -> None:
         self.data += data[: max(0, KEPT_BYTES - len(self.data))]
@@ -73,10 +74,14 @@ class Exchange:
 
     def add(self, connection: int, is_sent: bool, data: bytes) -> None:
         last = self.pieces[-1] if self.pieces else None
-        if last is None or (last.connection, last.is_sent) != (connection, is_sent):
+        if last is None or last.is_close or (last.connection, last.is_sent) != (connection, is_sent):
             last = Piece(connection, is_sent)
             self.pieces.append(last)
         last.add(data)
+
+    def add_close(self, connection: int) -> None:
+        """The daemon closed."""
+        self.pieces.append(Piece(connection, is_sent=False, is_close=True))
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,8 @@ class Connection:
             raise CheckFailed(f"no answer came within {self._timeout_s:g} s") from None
         if data:
             self._exchange.add(self._number, False, data)
+        else:
+            self._exchange.add_close(self._number)
         return data
 
     # -- fields ----------------------------------------------------------------------------------------

@@ -157,11 +157,11 @@ def no_space(bench: Bench) -> None:
 def tier_words(bench: Bench) -> None:
     """A tier may be asked for in letters of any case, and each chunk says which it got."""
     connection = bench.connect()
-    for word in ("nvme", "NVME", "ram", "RAM"):
-        uri = bench.uri(f"tier-{word}")
-        fields = {"uri": uri, "size_bytes": 10, "auto_flush_s3": False, "tier": word}
+    for name in ("nvme", "NVME", "ram", "RAM"):
+        uri = bench.uri(f"tier-{name}")
+        fields = {"uri": uri, "size_bytes": 10, "auto_flush_s3": False, "tier": name}
         reply = connection.ask_fields(action="stage_write", **fields)
-        expect("error_message" not in reply, f"stage_write with tier {word!r} got {reply}")
+        expect("error_message" not in reply, f"stage_write with tier {name!r} got {reply}")
         tiers = {str(chunk.get("tier", "nvme")).lower() for chunk in reply.get("chunk_layout", [])}
         expect(tiers <= {tier.value for tier in Tier}, f"a chunk is in the tier {tiers}")
 
@@ -236,7 +236,7 @@ CHECKS = (
         "Clients take a successful write for a failed one: they look for the word WRITECOMMITTED, "
         "object_size and sync_status.",
     ),
-    Check("write.empty", empty_object, "Empty files cannot be stored."),
+    Check("write.empty", empty_object, "Empty files cannot be stored, or are not found again."),
     Check(
         "write.never-staged",
         never_staged,

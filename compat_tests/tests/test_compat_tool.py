@@ -1,0 +1,455 @@
+"""`hypercache-compat` as an operator runs it: a sound daemon passes, a fault is named with useful words."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as Xml
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypercache_compat.capture import Captured, decoded, head_line, piece_line, read_capture
+from hypercache_compat.cli import main
+from hypercache_compat.conformance.checks import Bench
+from hypercache_compat.conformance.report import as_markdown, as_table, painted
+from hypercache_compat.conformance.suite import CHECKS, PREFIX, Outcome, Report, run
+from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
+from hypercache_compat.raw_wire import RawConnection, fetch, store
+from hypercache_compat.relay import FROM_CLIENT, relaying
+from hypercache_compat.seeded_faults import FAULTS
+from hypercache_protocol.messages import Ping, PongReply
+from hypercache_protocol.versions import WireVersion
+
+DEADLINE_S = 30.0
+WHOLE_RUNS = (
+    "a field is renamed",
+    "a chunk is dropped",
+    "replies are shifted by one",
+    "a status word is changed",
+    "a number is a string",
+    "checksums are swapped",
+    "the generation does not grow",
+    "stage_id is ignored",
+    "unknown fields are refused",
+    "an unknown action ends the connection",
+    "locate tells no sync_status",
+    "a bitmap is off by one",
+)
+"""Faults that are looked for with the whole suite; the others with the checks that are about the same."""
+
+Json = dict[str, Any]
+
+
+def check(capsys: pytest.CaptureFixture[str], socket_path: str, *more: str) -> tuple[int, str]:
+    """The exit status and what is printed."""
+    status = main(["check", "--socket", socket_path, "--quiet", *more])
+    return status, capsys.readouterr().out
+
+
+def outcomes(report: Json) -> dict[str, str]:
+    return {each["name"]: each["outcome"] for each in report["checks"]}
+
+
+# -- sound daemons -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", ["1.0", "1.1", "2.0"])
+def test_a_sound_daemon_passes_and_what_came_later_than_its_wire_is_not_offered(
+    wire: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_daemon(DaemonOptions(extra=("--wire", wire))) as held:
+        status, out = check(capsys, held.socket_path, "--format", "json")
+    report = json.loads(out)
+    absent = {each.name for each in CHECKS if str(each.since) > wire or each.empties_cache}
+    assert outcomes(report) == {
+        each.name: "not offered" if each.name in absent else "passed" for each in CHECKS
+    }
+    assert report["wire"] == wire
+    assert report["left_behind"] == []
+    assert status == 0
+
+
+def test_a_wire_that_is_asked_for_and_not_spoken_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    with running_daemon(DaemonOptions(extra=("--wire", "1.1"))) as held:
+        status, out = check(capsys, held.socket_path, "--wire", "2.0")
+    assert status == 1
+    assert "it speaks wire 1.1 and 2.0 was asked for" in out
+    assert "check it with --wire 1.1" in out
+
+
+def test_nothing_later_than_the_wire_that_is_asked_for_is_checked(
+    daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out = check(capsys, daemon.socket_path, "--wire", "1.0", "--format", "json")
+    names = {each.name for each in CHECKS if each.since == WireVersion(1, 0)}
+    assert outcomes(json.loads(out)).keys() == names | {"wire.spoken"}
+    assert status == 0
+
+
+def test_what_others_stored_is_untouched_and_nothing_stays(daemon: DaemonProcess, raw: RawConnection) -> None:
+    uri, data = f"{PREFIX}of-somebody-else", b"kept" * 1000
+    store(raw, uri, data)
+    before = raw.ask("get_status")["objects"]
+    said: list[bytes] = []
+    with heard(daemon, said) as path:
+        run(path)
+    assert any(b"stage_many" in part for part in said), "the relay heard nothing of it"
+    assert not any(b'"purge"' in part or b"\xa5purge" in part for part in said)
+    assert raw.ask("get_status")["objects"] == before
+    assert fetch(raw, uri) == data
+
+
+def test_purge_is_checked_only_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with running_daemon() as own, own.connect() as raw:
+        store(raw, "hypercache://purged", b"x")
+        status, out = check(capsys, own.socket_path, "--wire", "1.0", "--with-purge", "--format", "json")
+        assert raw.ask("locate", uri="hypercache://purged", auto_ingest=False)["status"] == "MISS"
+    assert outcomes(json.loads(out))["purge"] == "passed"
+    assert status == 0
+
+
+# -- faulty daemons ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WHOLE_RUNS)
+def test_a_fault_ends_with_status_1_and_the_check_that_it_breaks_says_so(
+    daemon: DaemonProcess, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault = FAULTS[name]
+    path = str(daemon.folder / "f")
+    with relaying(path, daemon.socket_path, fault.passage):
+        status, out = check(capsys, path, "--format", "json", "--timeout", "5")
+    report = json.loads(out)
+    failed = {each["name"]: each for each in report["checks"] if each["outcome"] == "failed"}
+    assert fault.words in failed[fault.check]["seen"]
+    assert failed[fault.check]["means"] == next(each.means for each in CHECKS if each.name == fault.check)
+    assert {piece["from"] for piece in failed[fault.check]["exchange"]} == {"client", "daemon"}
+    assert len(failed) < len(CHECKS) // 2, "so much fails that nothing is named"
+    assert not report["conforms"]
+    assert status == 1
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS.keys() - set(WHOLE_RUNS)))
+def test_a_fault_is_named_by_the_check_for_it(daemon: DaemonProcess, name: str) -> None:
+    fault = FAULTS[name]
+    path = str(daemon.folder / "f")
+    about = [each for each in CHECKS if each.name.split(".")[0] == fault.check.split(".")[0]]
+    with relaying(path, daemon.socket_path, fault.passage):
+        report = run(path, checks=about, timeout_s=5.0)
+    failed = {each.check.name: each.reason for each in report.results if each.outcome is Outcome.FAILED}
+    assert fault.words in failed[fault.check]
+    assert not report.conforms
+
+
+def test_what_a_daemon_does_not_remove_is_told(
+    daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(daemon.folder / "f")
+    with relaying(path, daemon.socket_path, FAULTS["evict removes nothing"].passage):
+        _, out = check(capsys, path, "--wire", "1.0")
+    assert "Could not be removed, and is left in the cache:\n  hypercache://hypercache-compat/" in out
+
+
+# -- no daemon -----------------------------------------------------------------------------------------
+
+
+def test_no_daemon_is_status_2_and_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--socket", str(tmp_path / "none")]) == 2
+    assert "none cannot be connected to: No such file or directory" in capsys.readouterr().err
+
+
+def test_what_never_answers_is_given_up(daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(daemon.folder / "mute")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mute:
+        mute.bind(path)
+        mute.listen()
+        assert main(["check", "--socket", path, "--timeout", "0.2"]) == 2
+    assert "does not answer a ping: no answer came within 0.2 s" in capsys.readouterr().err
+
+
+def test_a_daemon_that_answers_everything_with_pong_fails_and_the_run_ends(daemon: DaemonProcess) -> None:
+    path = str(daemon.folder / "pong")
+    with always_pong(path):
+        report = run(path, timeout_s=5.0)
+    passed = {each.check.name for each in report.results if each.outcome is Outcome.PASSED}
+    assert "ping" in passed
+    assert not passed & {"locate.hit", "write.commit", "transport.replies-in-order", "error.shape"}
+
+
+@contextmanager
+def always_pong(path: str) -> Iterator[None]:
+    """Answers each line with PONG, whatever it says."""
+
+    def serve(peer: socket.socket) -> None:
+        with peer, peer.makefile("rb") as lines:
+            for _ in lines:
+                peer.sendall(b'{"status":"PONG"}\n')
+
+    def accept() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=swallow, args=(serve, peer))
+            threads.append(thread)
+            thread.start()
+
+    threads: list[threading.Thread] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen(128)
+        first = threading.Thread(target=accept)
+        first.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            first.join()
+            for thread in threads:
+                thread.join()
+
+
+def swallow(serve: Any, peer: socket.socket) -> None:
+    """A client that is gone is nothing to a daemon."""
+    try:
+        serve(peer)
+    except OSError:
+        return
+
+
+# -- what is printed -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def faulty_report(daemon: DaemonProcess) -> Report:
+    """A report with failures in it."""
+    path = str(daemon.folder / "r")
+    with relaying(path, daemon.socket_path, FAULTS["a field is renamed"].passage):
+        return run(path, wanted=WireVersion(1, 0))
+
+
+def test_the_table_shows_what_was_seen_what_it_means_and_the_bytes(faulty_report: Report) -> None:
+    table = as_table(faulty_report)
+    part = table.split("\nlocate.hit failed\n")[1].split("\n\n")[0]
+    assert "seen      the reply to locate: the field 'object_size' is missing" in part
+    assert "Do not run this daemon" in " ".join(part.split())
+    assert '1 > {"action":"locate"' in part
+    assert '1 < {"status": "HIT"' in part
+    assert "The daemon does not conform: " in table
+
+
+def test_junit_is_xml_that_counts_what_failed(
+    daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(daemon.folder / "f")
+    with relaying(path, daemon.socket_path, FAULTS["a field is renamed"].passage):
+        status, out = check(capsys, path, "--wire", "1.0", "--format", "junit")
+    suite = Xml.fromstring(out.split("\n", 1)[1])
+    failures = suite.findall("testcase/failure")
+    assert len(failures) == int(suite.attrib["failures"]) > 0
+    assert len(suite.findall("testcase")) == int(suite.attrib["tests"])
+    assert any("'object_size' is missing" in failure.attrib["message"] for failure in failures)
+    assert status == 1
+
+
+def test_markdown_has_a_row_for_each_check(faulty_report: Report) -> None:
+    text = as_markdown(faulty_report)
+    for each in faulty_report.results:
+        assert f"| {each.check.name} | {each.check.since} |" in text
+    assert "## locate.hit\n" in text
+
+
+def test_colours_are_for_terminals_only(daemon: DaemonProcess, faulty_report: Report) -> None:
+    words = [sys.executable, "-m", "hypercache_compat.cli", "check", "--socket", daemon.socket_path]
+    words += ["--wire", "1.0"]
+    piped = subprocess.run(words, capture_output=True, timeout=DEADLINE_S, check=True)
+    assert b"\x1b" not in piped.stdout + piped.stderr
+    assert b"checks, 0 failed" in piped.stderr
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    assert b"\x1b[32m" in on_terminal(words, environment | {"TERM": "xterm"})
+    assert b"\x1b[32m" not in on_terminal(words, environment | {"TERM": "xterm", "NO_COLOR": "1"})
+    assert "\x1b[31m" in as_table(faulty_report, painted)
+
+
+def on_terminal(words: list[str], environment: dict[str, str]) -> bytes:
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.DEVNULL, env=environment
+    ):
+        os.close(theirs)
+        out = b""
+        try:
+            while data := os.read(ours, 65536):
+                out += data
+        except OSError:  # how a terminal says that its other end is closed
+            pass
+        finally:
+            os.close(ours)
+    return out
+
+
+def test_every_check_has_a_name_of_its_own_and_an_explanation() -> None:
+    assert len({each.name for each in CHECKS}) == len(CHECKS)
+    for each in CHECKS:
+        assert each.what.endswith("."), each.name
+        assert len(each.means) > 30, each.name
+
+
+@pytest.mark.parametrize("command", [[], ["check"], ["decode"], ["record"]])
+def test_help_is_there(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    assert "usage: hypercache-compat" in capsys.readouterr().out
+
+
+# -- record and decode ---------------------------------------------------------------------------------
+
+
+class _Heard:
+    def __init__(self, said: list[bytes]) -> None:
+        self.said = said
+
+    def passed(self, side: str, data: bytes) -> bytes:
+        if side == FROM_CLIENT:
+            self.said.append(data)
+        return data
+
+
+@contextmanager
+def heard(daemon: DaemonProcess, said: list[bytes]) -> Iterator[str]:
+    """A relay's socket; `said` gets what clients say."""
+    path = str(daemon.folder / "h")
+    with relaying(path, daemon.socket_path, lambda _: _Heard(said)):
+        yield path
+
+
+@contextmanager
+def recording(daemon: DaemonProcess, capture: Path) -> Iterator[str]:
+    """`hypercache-compat record` in a process of its own, ended as by Ctrl-C."""
+    listen = str(daemon.folder / "rec")
+    words = [sys.executable, "-m", "hypercache_compat.cli", "record", "--listen", listen]
+    words += ["--to", daemon.socket_path, "--output", str(capture)]
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "recording" in process.stderr.readline()
+        try:
+            yield listen
+        finally:
+            process.send_signal(signal.SIGINT)
+            rest = process.stderr.read()
+            assert process.wait(DEADLINE_S) == 0, rest
+
+
+def test_a_recording_has_every_byte_of_both_sides_per_connection(
+    daemon: DaemonProcess, tmp_path: Path, uri: str
+) -> None:
+    capture = tmp_path / "c"
+    sent = b'{"action": "ping" }\n{"action":"ping"}\nnot JSON\n'
+    with recording(daemon, capture) as path:
+        assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+        with RawConnection(path) as first, RawConnection(path) as second:
+            first.send(sent)
+            answers = [first.receive_line() for _ in range(3)]
+            second.ask("locate", uri=uri, auto_ingest=False)
+    assert not os.path.lexists(path)
+    assert stat.S_IMODE(capture.stat().st_mode) == 0o600
+    pieces = list(read_capture(capture.read_text()))
+    assert said_by(pieces, 0, True) == sent
+    assert said_by(pieces, 0, False) == b"".join(line + b"\n" for line in answers)
+    assert json.loads(said_by(pieces, 1, True))["uri"] == uri
+
+
+def said_by(pieces: list[Captured], connection: int, is_from_client: bool) -> bytes:
+    whose = (connection, is_from_client)
+    return b"".join(each.data for each in pieces if (each.connection, each.is_from_client) == whose)
+
+
+def test_a_recording_of_wire_2_is_decoded(
+    daemon: DaemonProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capture = tmp_path / "c"
+    with recording(daemon, capture) as path:
+        bench = Bench(path, DEADLINE_S, "hypercache://decoded/")
+        next(each for each in CHECKS if each.name == "batches.presence").run(bench)
+        connection, _ = bench.connect_framed()
+        connection.get(Ping(), PongReply)
+        bench.close()
+    assert main(["decode", str(capture)]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert any(line.endswith("> hello") for line in lines)
+    assert any(line.endswith("< HELLO") for line in lines)
+    assert any("> #2 locate_many" in line for line in lines)
+    assert "present: 1001100010100000 (bit 0 first)" in lines
+    assert 'prefix: "hypercache://decoded/many-"' in lines
+    assert not any("no frame" in line or "no JSON" in line or "unfinished" in line for line in lines)
+
+
+def test_a_frozen_transcript_is_decoded(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(__file__).parents[1] / "transcripts" / "hypercache-io-0.9.0"
+    assert main(["decode", str(folder / "pin.json")]) == 0
+    out = capsys.readouterr().out
+    assert "0 > stage_write" in out
+    assert "0 < WRITECOMMITTED" in out
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "not JSON", '{"turns": [[1]]}', head_line("x") + "{}\n", '{"hypercache_capture": 9}\n']
+)
+def test_what_is_no_capture_is_status_2_and_a_sentence(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c").write_text(text)
+    assert main(["decode", str(tmp_path / "c")]) == 2
+    assert capsys.readouterr().err.startswith("hypercache-compat: ")
+
+
+def test_a_capture_that_was_cut_short_is_decoded_up_to_there() -> None:
+    lines = [piece_line(Captured(3, True, 0.5, b'{"action":"ping"}\n{"ac')) for _ in range(2)]
+    text = head_line("d") + lines[0] + lines[1][:20]
+    assert list(decoded(read_capture(text))) == [
+        "  0.500000 s  3 > ping",
+        "connection 3: 4 bytes of an unfinished message of the client",
+    ]
+
+
+_HELLO = b'{"status":"HELLO","version":"2.0"}\n'
+_PARTS = st.sampled_from([_HELLO, b"\xff\xff\xff\xff", b"\x00\x00\x00\x03\x93\x01", b"\n", b"[[", b'{"a":'])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.binary(max_size=40) | _PARTS), max_size=12))
+def test_whatever_was_recorded_is_decoded(said: list[tuple[bool, bytes]]) -> None:
+    pieces = [Captured(0, side, 0.0, data) for side, data in said]
+    text = head_line("d") + "".join(map(piece_line, pieces))
+    assert list(read_capture(text)) == pieces
+    for line in decoded(pieces):
+        assert line.isprintable()
+
+
+def test_a_socket_that_is_there_is_not_taken(
+    daemon: DaemonProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").touch()
+    words = ["record", "--to", daemon.socket_path, "--output", str(tmp_path / "c"), "--listen"]
+    assert main([*words, str(tmp_path / "here")]) == 2
+    assert "here is there already" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+    words[2] = str(tmp_path / "nobody")
+    assert main([*words, str(tmp_path / "free")]) == 2
+    assert "no daemon answers" in capsys.readouterr().err
