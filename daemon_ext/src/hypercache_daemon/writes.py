@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import trio
 
@@ -19,16 +17,13 @@ from .access import DeviceError
 from .catalog import CatalogError
 from .catalog_rows import Change, DropHold, Put
 from .core.allocator import Extent
-from .core.cache import NotStaged, StageOptions
+from .core.cache import StageOptions
 from .core.objects import NoSpace, StagedWrite, StoredObject
 from .errors import DaemonError
 from .flusher import Flusher
+from .refusals import no_backend, no_space, not_staged, refuse_rest
 from .removal import Remover
 from .store import Store, hold_change, writer_hold
-
-log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 _TRIES = 4
 
@@ -54,7 +49,7 @@ class Writer:
         try:
             await self._stage_all(requests, connection_id, results)
         except (CatalogError, OSError) as error:
-            _refuse_rest(results, range(len(requests)), "stage_write", error)
+            refuse_rest(results, range(len(requests)), "stage_write", error)
         return [results[index] for index in range(len(requests))]
 
     async def append(
@@ -74,7 +69,7 @@ class Writer:
                 break
             appended = await self._append(request, connection_id)
         if isinstance(appended, NoSpace):
-            raise _no_space(appended)
+            raise no_space(appended)
         return appended
 
     async def commit(
@@ -106,13 +101,7 @@ class Writer:
         return wanted
 
     def _no_backend(self, uri: str) -> DaemonError | None:
-        if self.flusher.has_target(uri):
-            return None
-        return DaemonError(
-            ErrorCode.NO_BACKEND,
-            f"write_through: this daemon has no backend for {uri}; start it with --backend, or write "
-            "without write_through",
-        )
+        return None if self.flusher.has_target(uri) else no_backend(uri)
 
     async def _stage_all(
         self,
@@ -126,7 +115,7 @@ class Writer:
             if not reports or not await self._make_room(list(reports.values())):
                 break
             reports = await self._stage(requests, connection_id, results)
-        results.update({index: _no_space(report) for index, report in reports.items()})
+        results.update({index: no_space(report) for index, report in reports.items()})
 
     async def _stage(
         self,
@@ -227,7 +216,7 @@ class Writer:
             try:
                 await self.swap_in(list(planned.values()))
             except (CatalogError, OSError) as error:
-                _refuse_rest(results, planned, "commit_write", error)
+                refuse_rest(results, planned, "commit_write", error)
                 return
         async with trio.open_nursery() as nursery:
             for index, (staged, stored) in planned.items():
@@ -262,7 +251,7 @@ class Writer:
         found = self.store.cache.find_staged(uri, connection_id, stage_id)
         if isinstance(found, StagedWrite):
             return found
-        raise _not_staged(found, stage_id)
+        raise not_staged(found, stage_id)
 
     def _check_commit(self, request: CommitWrite, staged: StagedWrite) -> None:
         through = _is_through(request, staged)
@@ -369,26 +358,3 @@ def _rounds_of_distinct(uris: Sequence[str]) -> Iterator[list[int]]:
         rounds[seen[uri]].append(index)
         seen[uri] += 1
     return iter(rounds)
-
-
-def _refuse_rest(
-    results: dict[int, _T | DaemonError], indexes: Iterable[int], what: str, error: Exception
-) -> None:
-    """What could not be written down is refused; what has its result keeps it."""
-    log.error("%s failed: %s", what, error)
-    for index in indexes:
-        results.setdefault(index, DaemonError(ErrorCode.UNAVAILABLE, f"{what}: {error}"))
-
-
-def _no_space(report: NoSpace) -> DaemonError:
-    return DaemonError(ErrorCode.NO_SPACE, report.sentence())
-
-
-def _not_staged(found: NotStaged, stage_id: str | None) -> DaemonError:
-    if found.stale:
-        return DaemonError(
-            ErrorCode.STALE_STAGE,
-            f"the staged write {stage_id} of {found.uri} is gone (committed, expired, or the daemon was "
-            "restarted); stage it again",
-        )
-    return DaemonError(ErrorCode.NOT_STAGED, f"nothing is staged under {found.uri}; call stage_write first")

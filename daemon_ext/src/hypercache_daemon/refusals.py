@@ -1,0 +1,51 @@
+"""Why writes are refused, in words that say what to do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TypeVar
+
+from hypercache_protocol.errors import ErrorCode
+
+from .core.cache import NotStaged
+from .core.objects import NoSpace
+from .errors import DaemonError
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+def no_backend(uri: str) -> DaemonError:
+    """Write-through is asked for and would reach no backend."""
+    return DaemonError(
+        ErrorCode.NO_BACKEND,
+        f"write_through: this daemon has no backend for {uri}; start it with --backend, or write "
+        "without write_through",
+    )
+
+
+def refuse_rest(
+    results: dict[int, _T | DaemonError], indexes: Iterable[int], what: str, error: Exception
+) -> None:
+    """What could not be written down is refused; what has its result keeps it."""
+    log.error("%s failed: %s", what, error)
+    for index in indexes:
+        results.setdefault(index, DaemonError(ErrorCode.UNAVAILABLE, f"{what}: {error}"))
+
+
+def no_space(report: NoSpace) -> DaemonError:
+    """There is no room, and none can be made."""
+    return DaemonError(ErrorCode.NO_SPACE, report.sentence())
+
+
+def not_staged(found: NotStaged, stage_id: str | None) -> DaemonError:
+    """There is no staged write that the request could mean."""
+    if found.stale:
+        return DaemonError(
+            ErrorCode.STALE_STAGE,
+            f"the staged write {stage_id} of {found.uri} is gone (committed, expired, or the daemon was "
+            "restarted); stage it again",
+        )
+    return DaemonError(ErrorCode.NOT_STAGED, f"nothing is staged under {found.uri}; call stage_write first")
