@@ -12,13 +12,21 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from inspect import cleandoc
 from pathlib import Path
 
-from pydantic import BaseModel
-
+from hypercache_protocol.batches import (
+    BATCH_REPLIES,
+    Hello,
+    HelloLimits,
+    HelloReply,
+    ItemError,
+    LayoutColumns,
+)
 from hypercache_protocol.errors import ERROR_MEANINGS, ErrorCode
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.layout import STATUS_CODES, TIER_CODES, Layout, pack_layouts
 from hypercache_protocol.messages import (
     REPLIES,
     STATUS_ALIASES,
@@ -26,12 +34,13 @@ from hypercache_protocol.messages import (
     ChunkLocation,
     DeviceInfo,
     ErrorReply,
+    Message,
     Reply,
     Request,
 )
 from hypercache_protocol.schema import FieldRow, field_rows
 from hypercache_protocol.states import DIRTY, EVICTABLE, STATE_MEANINGS, TRANSITIONS, SyncStatus
-from hypercache_protocol.versions import FEATURES, RELEASED, WIRE_1_0
+from hypercache_protocol.versions import FEATURES, RELEASED
 
 DOCS = Path(__file__).parent
 DOCUMENTS = (DOCS / "wire.md", DOCS / "states.md")
@@ -56,11 +65,11 @@ def _code(words: Iterable[str]) -> str:
     return ", ".join(f"`{word}`" for word in words)
 
 
-def _field_table(model: type[BaseModel]) -> str:
+def _field_table(model: type[Message]) -> str:
     rows = field_rows(model)
     if not rows:
         return "No fields."
-    cells = [(f"`{row.name}`", _type(row), _default(row), str(row.since), _older(row)) for row in rows]
+    cells = [(f"`{row.name}`", _type(row), _default(row), str(row.since), _older(row, model)) for row in rows]
     return _table(("field", "type", "if absent", "since", "for an older peer"), cells)
 
 
@@ -74,13 +83,13 @@ def _default(row: FieldRow) -> str:
     return "nothing said" if row.default is None else f"`{json.dumps(row.default)}`"
 
 
-def _older(row: FieldRow) -> str:
-    if row.since == WIRE_1_0:
+def _older(row: FieldRow, model: type[Message]) -> str:
+    if row.since == model.since:
         return ""
     return "left out" if row.safe_to_drop else "the message is refused"
 
 
-def _section(title: str, model: type[BaseModel], *notes: str) -> str:
+def _section(title: str, model: type[Message], *notes: str) -> str:
     return "\n\n".join([f"### {title}", cleandoc(model.__doc__ or ""), *notes, _field_table(model)])
 
 
@@ -122,6 +131,57 @@ def _parts() -> str:
     return "\n\n".join(_section(_code([model.__name__]), model) for model in (ChunkLocation, DeviceInfo))
 
 
+# -- wire 2 --------------------------------------------------------------------------------------------
+
+
+def _hello() -> str:
+    asked, answered = _code([Hello.action]), f"{_code([HelloReply.status])} to {_code([Hello.action])}"
+    return "\n\n".join(
+        [_section(asked, Hello), _section(answered, HelloReply), _section("`HelloLimits`", HelloLimits)]
+    )
+
+
+def _batches() -> str:
+    sections = []
+    for request, replies in BATCH_REPLIES.items():
+        sections.append(_section(_code([request.action]), request, _batch_answers(request)))
+        sections += [_reply(reply, [request.action]) for reply in replies]
+    parts = [_section(_code([model.__name__]), model) for model in (ItemError, LayoutColumns)]
+    return "\n\n".join([*sections, *parts])
+
+
+def _batch_answers(request: type[Request]) -> str:
+    return f"Answers: {_code([*(reply.status for reply in BATCH_REPLIES[request]), ErrorReply.status])}."
+
+
+def _columns() -> str:
+    """What each column holds as it is packed: three objects, five paths and seven chunks tell them apart."""
+    each = {3: "object", 5: "path", 7: "chunk"}
+    names = iter("abcdeaa")
+    columns = pack_layouts([_layout(names, chunks) for chunks in (3, 2, 2)]).model_dump()
+    rows = []
+    for name, column in columns.items():
+        if name == "paths":
+            rows.append((f"`{name}`", "string", "path"))
+        elif len(column) == 1:
+            rows.append((f"`{name}`", "bit", "object"))
+        else:
+            count = next(count for count in each if len(column) % count == 0)
+            rows.append((f"`{name}`", f"unsigned, {len(column) // count * 8} bits", each[count]))
+    return _table(("column", "value", "one for each"), rows)
+
+
+def _layout(names: Iterator[str], chunks: int) -> Layout:
+    paths = [next(names) for _ in range(chunks)]
+    return Layout(chunks, 1, SyncStatus.COMMITTED, Tier.NVME, paths, [0] * chunks, [1] * chunks, [0] * chunks)
+
+
+def _column_codes() -> str:
+    statuses = [("`sync_statuses`", str(code), f"`{status.value}`") for status, code in STATUS_CODES.items()]
+    tiers = [("`path_tiers`", str(code), f"`{tier.value}`") for tier, code in TIER_CODES.items()]
+    return _table(("column", "code", "meaning"), [*statuses, *tiers])
+
+
 def _error_codes() -> str:
     return _table(("code", "meaning"), [(f"`{code.value}`", ERROR_MEANINGS[code]) for code in ErrorCode])
 
@@ -160,6 +220,10 @@ PARTS = {
     "requests": _requests,
     "replies": _replies,
     "parts": _parts,
+    "hello": _hello,
+    "batches": _batches,
+    "columns": _columns,
+    "column codes": _column_codes,
     "error codes": _error_codes,
     "state diagram": _state_diagram,
     "states": _states,

@@ -69,3 +69,27 @@ def test_the_check_fails_on_a_stale_document_and_writing_mends_it(
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([\w./-]+)\)", path.read_text()):
         assert (path.parent / target).exists()
+
+
+def test_the_columns_are_told_as_the_models_pack_them() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (\w+) \|$", generate.PARTS["columns"](), re.MULTILINE)
+    assert rows == [
+        ("object_sizes", "unsigned, 64 bits", "object"),
+        ("generations", "unsigned, 64 bits", "object"),
+        ("sync_statuses", "unsigned, 8 bits", "object"),
+        ("chunk_counts", "unsigned, 32 bits", "object"),
+        ("checksummed", "bit", "object"),
+        ("paths", "string", "path"),
+        ("path_tiers", "unsigned, 8 bits", "path"),
+        ("chunk_paths", "unsigned, 32 bits", "chunk"),
+        ("chunk_offsets", "unsigned, 64 bits", "chunk"),
+        ("chunk_lengths", "unsigned, 32 bits", "chunk"),
+        ("chunk_checksums", "unsigned, 32 bits", "chunk"),
+    ]
+
+
+@pytest.mark.parametrize("path", generate.DOCUMENTS, ids=lambda path: path.name)
+def test_links_within_a_document_lead_to_a_heading(path: Path) -> None:
+    text = path.read_text()
+    headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^## (.+)$", text, re.MULTILINE)}
+    assert set(re.findall(r"\]\(#([\w-]+)\)", text)) <= headings
