@@ -181,7 +181,7 @@ def _begins_frames(line: bytes) -> bool:
     try:
         fields = json.loads(line)
         version = parsed(fields["version"]) if fields["status"] == "HELLO" else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
     return version is not None and version.major >= 2
 

@@ -8,23 +8,21 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from hypercache_protocol.negotiation import parsed
 
-from .capture import Captured, NoCapture, decoded, head_line, piece_line, read_capture
+from .capture import NoCapture, decoded, read_capture
 from .conformance import report as reports
-from .conformance.suite import CHECKS, Outcome, Report, Result, Unreachable, run, wires
-from .relay import FROM_CLIENT, relaying
+from .conformance.suite import Outcome, Report, Result, Unreachable, run, wires
+from .recording import Recorder, check_sockets, private
+from .relay import relaying
 
 _FORMATS: dict[str, Callable[[Report], str]] = {
     "json": reports.as_json,
@@ -42,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = given.command
     try:
         return command(given)
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader of a pipe has seen enough, and not the result
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 1
     except _REFUSALS as refusal:
         print(f"hypercache-compat: {refusal}", file=sys.stderr)
         return 2
@@ -67,8 +65,8 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "check",
         help="run the conformance suite against a live daemon",
         description="Run the conformance suite against a live daemon. It works under a name prefix of its "
-        "own and removes what it wrote; it needs about 100 MiB of free space, sends nothing to a backend, "
-        "and leaves a trace in the daemon's counters only.",
+        "own and removes what it wrote; it needs a pool of 64 MiB, sends nothing to a backend, and leaves "
+        "a trace in the daemon's counters only.",
         epilog="Exit status: 0 nothing required failed, 1 something did, 2 no daemon answers.",
     )
     parser.add_argument("--socket", required=True, metavar="PATH", help="the daemon's Unix socket")
@@ -176,8 +174,6 @@ class _Progress:
         self._stream.flush()
 
     def __enter__(self) -> _Progress:
-        if not self._is_quiet and not self._is_terminal:
-            self._stream.write(f"hypercache-compat: {len(CHECKS)} checks are known\n")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -212,12 +208,12 @@ def _record(given: argparse.Namespace) -> int:
     def stop(_: int, __: FrameType | None) -> None:
         stopped.set()
 
-    _check_sockets(given.listen, given.to)
+    check_sockets(given.listen, given.to)
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with _made(given.output) as capture:
-            recorder = _Recorder(capture, given.to, stopped)
-            with _private(), relaying(given.listen, given.to, recorder.passage):
+            recorder = Recorder(capture, given.to, stopped)
+            with private(), relaying(given.listen, given.to, recorder.passage):
                 _say(f"recording what passes between {given.listen} and {given.to}; Ctrl-C ends it")
                 stopped.wait()
     finally:
@@ -227,69 +223,6 @@ def _record(given: argparse.Namespace) -> int:
     if recorder.error is not None:
         raise recorder.error
     return 0
-
-
-def _check_sockets(listen: str, to: str) -> None:
-    if os.path.lexists(listen):
-        raise FileExistsError(f"{listen} is there already; remove it or listen elsewhere")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(to)
-        except OSError as error:
-            raise OSError(f"no daemon answers on {to}: {error.strerror or error}") from error
-
-
-@contextmanager
-def _private() -> Iterator[None]:
-    """What is made inside is for this user alone."""
-    before = os.umask(0o177)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-class _Recorder:
-    """Writes a capture; where that fails it ends the recording, and not silently."""
-
-    def __init__(self, capture: IO[str], to: str, stopped: threading.Event) -> None:
-        self.count = 0
-        self.size_bytes = 0
-        self.error: OSError | None = None
-        self._capture = capture
-        self._stopped = stopped
-        self._began_s = time.monotonic()
-        self._lock = threading.Lock()
-        capture.write(head_line(to))
-        capture.flush()
-
-    def passage(self, number: int) -> _Recorded:
-        """What listens on one connection."""
-        return _Recorded(self, number)
-
-    def note(self, number: int, side: str, data: bytes) -> None:
-        """Write one piece, before it is passed on: its answer comes later."""
-        with self._lock:
-            at_s = time.monotonic() - self._began_s
-            try:
-                self._capture.write(piece_line(Captured(number, side == FROM_CLIENT, at_s, data)))
-                self._capture.flush()
-            except OSError as error:
-                self.error = error
-                self._stopped.set()
-                return
-            self.count += 1
-            self.size_bytes += len(data)
-
-
-@dataclass(frozen=True)
-class _Recorded:
-    recorder: _Recorder
-    number: int
-
-    def passed(self, side: str, data: bytes) -> bytes:
-        self.recorder.note(self.number, side, data)
-        return data
 
 
 @contextmanager

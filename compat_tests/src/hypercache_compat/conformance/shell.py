@@ -297,7 +297,7 @@ def _fields_of(body: bytes, is_framed: bool) -> Fields:
 def _json_object(line: bytes) -> Fields:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckFailed(f"the daemon sent a line that is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckFailed("the daemon sent a line that is no JSON object")
