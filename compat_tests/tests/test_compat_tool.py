@@ -17,6 +17,7 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
+from hypercache_compat.altered_replies import Altered, Fields
 from hypercache_compat.cli import main
 from hypercache_compat.conformance.report import as_markdown, as_table, painted
 from hypercache_compat.conformance.suite import CHECKS, PREFIX, Outcome, Report, run
@@ -121,6 +122,26 @@ def heard(daemon: DaemonProcess, said: list[bytes]) -> Iterator[str]:
     path = str(daemon.folder / "h")
     with relaying(path, daemon.socket_path, lambda _: _Heard(said)):
         yield path
+
+
+def test_nothing_reaches_a_backend(tmp_path: Path) -> None:
+    with running_daemon(DaemonOptions(backend=tmp_path.as_uri())) as own:
+        report = run(own.socket_path)
+        assert own.stop() == 0
+    assert report.conforms, [each for each in report.results if each.is_fatal]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_devices_that_cannot_be_opened_are_no_failure(daemon: DaemonProcess) -> None:
+    def elsewhere(_: Fields, reply: Fields) -> Fields:
+        return json.loads(json.dumps(reply).replace(str(daemon.folder), "/nowhere")) if reply else reply
+
+    path = str(daemon.folder / "f")
+    (about,) = [each for each in CHECKS if each.name == "write.bytes-come-back"]
+    with relaying(path, daemon.socket_path, lambda _: Altered(on_reply=elsewhere)):
+        (result,) = run(path, checks=[about]).results
+    assert result.outcome is Outcome.NOT_OFFERED
+    assert result.reason.startswith("/nowhere/pool/device-")
 
 
 def test_purge_is_checked_only_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
