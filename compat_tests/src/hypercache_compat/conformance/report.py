@@ -93,7 +93,11 @@ def _escaped(piece: Piece, most: int) -> str:
         return "(closed)"
     shown = piece.data[:most]
     left = piece.size_bytes - len(shown)
-    return repr(shown)[2:-1] + (f" … and {left} bytes more" if left else "")
+    return _ascii(shown) + (f" … and {left} bytes more" if left else "")
+
+
+def _ascii(data: bytes) -> str:
+    return repr(data)[2:-1].replace("\\'", "'")
 
 
 def _left_behind(report: Report, paint: Paint) -> Iterator[str]:
@@ -188,7 +192,7 @@ def _as_object(result: Result) -> dict[str, Any]:
                 "from": "client" if piece.is_sent else "daemon",
                 "size_bytes": piece.size_bytes,
                 "closed": piece.is_close,
-                "bytes": repr(piece.data)[2:-1],
+                "bytes": _ascii(piece.data),
             }
             for piece in result.exchange.pieces
         ]
