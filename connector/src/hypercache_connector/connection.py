@@ -125,8 +125,6 @@ class Connection:
         (reply,) = self._pipelined([hello], deadline)
         if not isinstance(reply, HelloReply) or not self._session.is_framed:
             return False
-        if reply.version != str(version):
-            raise DaemonUnavailable(Outcome.DAEMON_GARBLED, f"the daemon goes on in wire {reply.version}")
         self.instance_id = reply.instance_id
         self.features = frozenset(reply.features) & features_of(version)
         self.wire = version
