@@ -1,14 +1,16 @@
-"""Which objects leave when room is wanted: enough, and not one more."""
+"""Which objects leave when room is wanted, and other small promises of the cache."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from hypercache_daemon.core.allocator import Allocator
 from hypercache_daemon.core.cache import Cache, StageOptions, Times
 from hypercache_daemon.core.eviction import Lru
-from hypercache_daemon.core.objects import StagedWrite
+from hypercache_daemon.core.objects import NoSpace, StagedWrite
 from hypercache_daemon.core.pool import Pool
 from hypercache_protocol.fields import Tier
-from hypercache_protocol.states import StateEvent
+from hypercache_protocol.states import StateEvent, SyncStatus
 
 MIB = 1 << 20
 
@@ -60,3 +62,22 @@ def test_naming_victims_changes_nothing() -> None:
     assert victims(cache, 2 * MIB) == victims(cache, 2 * MIB)
     assert cache.pools[Tier.NVME].usage() == before
     assert len(cache) == 2
+
+
+def test_an_append_that_does_not_fit_is_a_report_and_changes_nothing() -> None:
+    cache = cache_of([MIB])
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+    staged = cache.stage("new", 5, Tier.NVME, 1, options, now=0)
+    assert isinstance(staged, StagedWrite)
+    report = cache.append(staged, 16 * MIB, now=100)
+    assert isinstance(report, NoSpace)
+    assert (report.wanted_bytes, report.free_bytes) == (16 * MIB, 15 * MIB - 4096)
+    assert (staged.size_bytes, len(staged.extents), staged.touched_at) == (5, 1, 0)
+
+
+def test_only_a_client_that_asked_for_local_only_is_told_of_it() -> None:
+    stored = next(cache_of([1]).objects())
+    assert stored.announced is SyncStatus.LOCAL_ONLY
+    assert replace(stored, announce_committed=True).announced is SyncStatus.COMMITTED
+    synced = replace(stored, announce_committed=True, state=SyncStatus.SYNCED_BACKEND)
+    assert synced.announced is SyncStatus.SYNCED_BACKEND
