@@ -1,7 +1,7 @@
 # Two commands need nothing but Python 3.10 to 3.13 with venv, make and a package registry:
 #   make demo   the whole system at work, in plain words and figures
 #   make test   everything that CI checks
-# The rest (check, matrix, bench, format, clean) is for people who change the code.
+# The rest (check, matrix, bench, docs, format, clean) is for people who change the code.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +14,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 export LMCACHE_TRACK_USAGE := false
 export LMCACHE_DISABLE_BANNER := 1
 
-.PHONY: demo test check matrix bench format clean
+.PHONY: demo test check matrix bench docs format clean
 
 demo: $(STAMP)
 	@$(BIN)/python -m hypercache_compat.demo
@@ -35,6 +35,9 @@ matrix: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py
+
+docs: $(STAMP)
+	@$(BIN)/python docs/generate.py
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix .

@@ -6,7 +6,7 @@ import pytest
 
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
 from hypercache_compat.payloads import MIB, payload
-from hypercache_compat.raw_wire import RawConnection, fetch
+from hypercache_compat.raw_wire import RawConnection, fetch, write_layout
 from hypercache_compat.scenario_process import ScenarioProcess
 
 ODD_SIZES = [1, 511, 512, 1920, 4096, 70_001, 4 * MIB - 1, 4 * MIB, 4 * MIB + 1, 17 * MIB + 333]
@@ -95,12 +95,45 @@ def test_a_reader_gets_the_committed_bytes_until_the_next_commit(
         )
 
 
-def test_devices_and_status_are_facts(old: ScenarioProcess, daemon: DaemonProcess) -> None:
-    facts = old.call("client_calls.facts", socket_path=daemon.socket_path)
-    assert len(facts["devices"]) == 4
-    assert sum(device["size_bytes"] for device in facts["devices"]) >= 1024 * MIB - 4 * MIB
-    assert len({device["path"] for device in facts["devices"]}) == 4
-    assert isinstance(facts["status"], dict)
+def test_devices_and_status_are_facts(old: ScenarioProcess) -> None:
+    with running_daemon() as daemon:
+        for number, tier in enumerate(("nvme", "nvme", "ram")):
+            old.call(
+                "client_calls.store",
+                socket_path=daemon.socket_path,
+                uri=f"a{number}",
+                size_bytes=5 * MIB,
+                tier=tier,
+            )
+        facts = old.call("client_calls.facts", socket_path=daemon.socket_path)
+        sizes = {str(path): path.stat().st_size for path in daemon.pool_folder.glob("*.hc")}
+    assert {device["path"]: device["size_bytes"] for device in facts["devices"]} == sizes
+    assert len(sizes) == 4
+    status = facts["status"]
+    assert status["objects"] == 3
+    assert status["pools"]["nvme"]["used_bytes"] == 10 * MIB
+    assert status["pools"]["ram"]["used_bytes"] == 5 * MIB
+    assert 1000 * MIB < status["pools"]["nvme"]["total_bytes"] <= 1024 * MIB
+
+
+def test_telemetry_is_counted(old: ScenarioProcess) -> None:
+    with running_daemon() as daemon:
+        for duration_us in (100, 250):
+            assert old.call(
+                "client_calls.report_a_transfer", socket_path=daemon.socket_path, duration_us=duration_us
+            )
+        status = old.call("client_calls.facts", socket_path=daemon.socket_path)["status"]
+    assert status["telemetry"]["demo_read"]["events"] == 2
+    assert status["telemetry"]["demo_read"]["duration_us"] == 350
+
+
+def test_a_staged_object_is_a_hit_that_says_staged(
+    old: ScenarioProcess, daemon: DaemonProcess, raw: RawConnection, uri: str
+) -> None:
+    staged = raw.ask("stage_write", uri=uri, size_bytes=5 * MIB)
+    write_layout(staged["chunk_layout"], payload(uri, 5 * MIB))
+    assert raw.ask("locate", uri=uri)["sync_status"] == "STAGED"
+    assert old.call("client_calls.fetch", socket_path=daemon.socket_path, uri=uri, size_bytes=5 * MIB) is True
 
 
 def test_a_pinned_object_stays_when_the_pool_is_too_small(old: ScenarioProcess) -> None:

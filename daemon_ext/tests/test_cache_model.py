@@ -35,9 +35,7 @@ OPTIONS = StageOptions(auto_flush=True, write_through=False, pinned=False)
 
 URIS = st.sampled_from(["a", "b", "c", "d"])
 TIERS = st.sampled_from(Tier)
-SIZES = st.one_of(
-    st.sampled_from([0, 1, PAGE, PAGE + 1, CHUNK_SIZE, CHUNK_SIZE + 1]), st.integers(0, 6 * MIB)
-)
+SIZES = st.sampled_from([0, 1, PAGE, PAGE + 1, MIB, CHUNK_SIZE + 1]) | st.integers(0, 3 * MIB)
 CONNECTIONS = st.sampled_from([1, 2, None])
 
 
@@ -149,17 +147,14 @@ class CacheMachine(RuleBasedStateMachine):
         write.touched_at = self.now
 
     @precondition(lambda self: self.writes)
-    @rule(data=st.data())
-    def stage_is_taken_back(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), quarantine_s=st.sampled_from([None, 0.0, 10.0, 100.0]))
+    def give_up_a_write(self, data: st.DataObject, quarantine_s: float | None) -> None:
         write = self.pick(data, self.writes)
-        self.writes.remove(write)
-        self.cache.undo_stage(write.staged)
-
-    @precondition(lambda self: self.writes)
-    @rule(data=st.data(), quarantine_s=st.sampled_from([0.0, 10.0, 100.0]))
-    def discard(self, data: st.DataObject, quarantine_s: float) -> None:
-        write = self.pick(data, self.writes)
-        self.drop(write, quarantine_s)
+        if quarantine_s is None:  # the catalog refused it, and no client has heard of it
+            self.writes.remove(write)
+            self.cache.undo_stage(write.staged)
+        else:
+            self.drop(write, quarantine_s)
 
     def drop(self, write: Write, quarantine_s: float) -> None:
         self.writes.remove(write)
@@ -174,30 +169,28 @@ class CacheMachine(RuleBasedStateMachine):
         assert hold == expected
         self.tiers[hold.tier].writers.append(hold)
 
-    @rule(uri=URIS, connection=CONNECTIONS)
-    def find_staged(self, uri: str, connection: int | None) -> None:
+    @precondition(lambda self: self.writes)
+    @rule(uri=URIS, connection=st.sampled_from([1, 2, 3]))
+    def find_staged(self, uri: str, connection: int) -> None:
         mine = [w for w in self.writes if w.staged.uri == uri and w.staged.connection_id is not None]
         own = [w for w in mine if w.staged.connection_id == connection]
-        found = self.cache.find_staged(uri, -1 if connection is None else connection, None)
+        found = self.cache.find_staged(uri, connection, None)
         if mine:
             assert found is (own or mine)[-1].staged
         else:
             assert found == NotStaged(uri, stale=False)
-        newest = self.cache.newest_staged(uri)
-        assert newest is (mine[-1].staged if mine else None)
+        assert self.cache.newest_staged(uri) is (mine[-1].staged if mine else None)
+        self.find_staged_by_id(uri)
 
-    @precondition(lambda self: self.stage_ids)
-    @rule(data=st.data(), uri=URIS)
-    def find_staged_by_id(self, data: st.DataObject, uri: str) -> None:
-        stage_id = self.pick(data, sorted(self.stage_ids))
-        found = self.cache.find_staged(uri, 1, stage_id)
-        fits = [
-            w.staged
-            for w in self.writes
-            if w.staged.stage_id == stage_id and w.staged.uri == uri and w.staged.connection_id is not None
-        ]
-        assert found is fits[0] if fits else found == NotStaged(uri, stale=True)
+    def find_staged_by_id(self, uri: str) -> None:
+        known = {write.staged.stage_id: write.staged for write in self.writes}
+        for stage_id in self.stage_ids:
+            staged = known.get(stage_id)
+            fits = staged is not None and staged.uri == uri and staged.connection_id is not None
+            found = self.cache.find_staged(uri, 1, stage_id)
+            assert found is staged if fits else found == NotStaged(uri, stale=True)
 
+    @precondition(lambda self: self.writes or self.holds())
     @rule(seconds=st.sampled_from([1.0, 10.0, 60.0, 100.0]), busy=st.booleans())
     def wait_and_expire(self, seconds: float, busy: bool) -> None:
         self.now += seconds
@@ -225,7 +218,22 @@ class CacheMachine(RuleBasedStateMachine):
         with_checksums=st.booleans(),
     )
     def commit(self, data: st.DataObject, event: StateEvent, with_checksums: bool) -> None:
-        write = self.pick(data, self.writes)
+        self.commit_write(self.pick(data, self.writes), event, with_checksums)
+
+    @rule(
+        uri=URIS,
+        size=SIZES,
+        tier=TIERS,
+        event=st.sampled_from([StateEvent.COMMIT, StateEvent.COMMIT_LOCAL_ONLY]),
+        pinned=st.booleans(),
+    )
+    def stage_and_commit(self, uri: str, size: int, tier: Tier, event: StateEvent, pinned: bool) -> None:
+        before = len(self.writes)
+        self.stage(uri, size, tier, 1, pinned)
+        if len(self.writes) > before:
+            self.commit_write(self.writes[-1], event, with_checksums=True)
+
+    def commit_write(self, write: Write, event: StateEvent, with_checksums: bool) -> None:
         staged = write.staged
         before = self.objects.get(staged.uri)
         checksums = tuple(range(len(write.extents))) if with_checksums else None
@@ -245,6 +253,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.objects[staged.uri] = stored
         assert self.cache.get(staged.uri) is stored
 
+    @precondition(lambda self: self.objects)
     @rule(uri=URIS)
     def remove(self, uri: str) -> None:
         before = self.objects.pop(uri, None)
@@ -265,50 +274,40 @@ class CacheMachine(RuleBasedStateMachine):
         else:
             tier.retired.append(hold)
 
-    @rule(uri=URIS, pinned=st.booleans())
-    def pin(self, uri: str, pinned: bool) -> None:
-        if uri in self.objects:
-            self.change(replace(self.objects[uri], pinned=pinned))
+    @precondition(lambda self: self.objects)
+    @rule(data=st.data(), pinned=st.booleans())
+    def pin(self, data: st.DataObject, pinned: bool) -> None:
+        stored = self.pick(data, list(self.objects.values()))
+        self.change(replace(stored, pinned=pinned))
 
-    @rule(
-        uri=URIS,
-        event=st.sampled_from(
-            [StateEvent.UPLOAD_STARTED, StateEvent.UPLOAD_CONFIRMED, StateEvent.UPLOAD_FAILED]
-        ),
-    )
-    def upload(self, uri: str, event: StateEvent) -> None:
-        allowed = {
-            (SyncStatus.COMMITTED, StateEvent.UPLOAD_STARTED): SyncStatus.SYNCING_BACKEND,
-            (SyncStatus.SYNCING_BACKEND, StateEvent.UPLOAD_CONFIRMED): SyncStatus.SYNCED_BACKEND,
-            (SyncStatus.SYNCING_BACKEND, StateEvent.UPLOAD_FAILED): SyncStatus.COMMITTED,
-        }
-        stored = self.objects.get(uri)
-        if stored is not None and (stored.state, event) in allowed:
-            changed = self.cache.changed(stored, event)
-            assert changed == replace(stored, state=allowed[stored.state, event])
-            self.change(changed)
+    @precondition(lambda self: self.dirty())
+    @rule(data=st.data(), succeeds=st.booleans())
+    def upload(self, data: st.DataObject, succeeds: bool) -> None:
+        stored = self.pick(data, self.dirty())
+        if stored.state is SyncStatus.COMMITTED:
+            event, state = StateEvent.UPLOAD_STARTED, SyncStatus.SYNCING_BACKEND
+        elif succeeds:
+            event, state = StateEvent.UPLOAD_CONFIRMED, SyncStatus.SYNCED_BACKEND
+        else:
+            event, state = StateEvent.UPLOAD_FAILED, SyncStatus.COMMITTED
+        changed = self.cache.changed(stored, event)
+        assert changed == replace(stored, state=state)
+        self.change(changed)
 
     def change(self, changed: StoredObject) -> None:
         self.cache.apply_change(changed)
         self.objects[changed.uri] = changed
 
+    @precondition(lambda self: self.objects)
     @rule(uris=st.lists(URIS, max_size=5))
     def locate(self, uris: list[str]) -> None:
         assert self.cache.locate(uris) == [self.objects.get(uri) for uri in uris]
 
-    @rule(tier=TIERS, size=SIZES, locked=st.sets(URIS, max_size=1))
+    @precondition(lambda self: any(self.evictable(tier) for tier in Tier))
+    @rule(tier=TIERS, size=SIZES | st.integers(6 * MIB, 14 * MIB), locked=st.sets(URIS, max_size=1))
     def make_room(self, tier: Tier, size: int, locked: set[str]) -> None:
-        pool, model = self.cache.pools[tier], self.tiers[tier]
         evictable = self.evictable(tier)
-        evictable_bytes = sum(pages(stored.extents) for stored in evictable)
-        free_bytes = self.free_bytes(tier)
-        retired_bytes = sum(pages(hold.extents) for hold in model.retired)
-        can = rounded(size) <= free_bytes + evictable_bytes + retired_bytes
-        assert pool.could_hold(size) == can
-        missing_bytes = pool.missing_bytes(size)
-        if free_bytes >= rounded(size):
-            assert missing_bytes == 0
-            return
+        missing_bytes = self.cache.pools[tier].missing_bytes(size)
         victims = self.cache.victims(tier, missing_bytes, lambda uri: uri not in locked)
         assert set(victims) <= {stored for stored in evictable if stored.uri not in locked}
         assert len(set(victims)) == len(victims)
@@ -326,6 +325,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     # -- blocks that rest --------------------------------------------------------------------------------
 
+    @precondition(lambda self: self.holds())
     @rule()
     def release_due(self) -> None:
         expected = [hold for tier in self.tiers.values() for hold in tier.due(self.now)]
@@ -350,9 +350,11 @@ class CacheMachine(RuleBasedStateMachine):
             if hold is not None:
                 tier.retired.append(hold)
 
-    @rule()
-    def restart(self) -> None:
+    @rule(chance=st.integers(0, 4))
+    def restart(self, chance: int) -> None:
         """All objects come back, and every block that somebody may still use is held."""
+        if chance:
+            return
         self.epoch += 1
         self.cache = self.new_cache()
         for stored in self.objects.values():
@@ -391,14 +393,25 @@ class CacheMachine(RuleBasedStateMachine):
             )
 
     @invariant()
+    def room_that_can_be_made_is_known(self) -> None:
+        for tier, pool in self.cache.pools.items():
+            model = self.tiers[tier]
+            free_bytes = self.free_bytes(tier)
+            retired_bytes = sum(pages(hold.extents) for hold in model.retired)
+            most_bytes = free_bytes + retired_bytes + sum(pages(o.extents) for o in self.evictable(tier))
+            assert pool.could_hold(most_bytes)
+            assert not pool.could_hold(most_bytes + 1)
+            assert pool.missing_bytes(free_bytes) == 0
+            kept_bytes = max(0, model.limit_bytes - retired_bytes)
+            assert pool.missing_bytes(free_bytes + 1) == PAGE + kept_bytes
+
+    @invariant()
     def kinds_are_counted(self) -> None:
         for tier, pool in self.cache.pools.items():
             objects = [stored for stored in self.objects.values() if stored.tier is tier]
-            dirty = (SyncStatus.COMMITTED, SyncStatus.SYNCING_BACKEND)
+            dirty = [stored for stored in self.dirty() if stored.tier is tier]
             assert pool.pinned_bytes == sum(pages(stored.extents) for stored in objects if stored.pinned)
-            assert pool.dirty_bytes == sum(
-                pages(stored.extents) for stored in objects if stored.state in dirty
-            )
+            assert pool.dirty_bytes == sum(pages(stored.extents) for stored in dirty)
             assert pool.evictable_bytes == sum(pages(stored.extents) for stored in self.evictable(tier))
         states = Counter(stored.state for stored in self.objects.values())
         expected = {state: states[state] for state in SyncStatus} | {SyncStatus.STAGED: len(self.writes)}
@@ -448,6 +461,13 @@ class CacheMachine(RuleBasedStateMachine):
         taken = sum(pages(extents) for owner, extents in self.owners() if owner is tier)
         return self.tiers[tier].total_bytes - taken
 
+    def holds(self) -> list[Hold]:
+        return [hold for tier in self.tiers.values() for hold in tier.holds()]
+
+    def dirty(self) -> list[StoredObject]:
+        states = (SyncStatus.COMMITTED, SyncStatus.SYNCING_BACKEND)
+        return [stored for stored in self.objects.values() if stored.state in states]
+
     def evictable(self, tier: Tier) -> list[StoredObject]:
         may = (SyncStatus.SYNCED_BACKEND, SyncStatus.LOCAL_ONLY)
         return [o for o in self.objects.values() if o.tier is tier and o.state in may and not o.pinned]
@@ -471,8 +491,8 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=60,
-    stateful_step_count=60,
+    max_examples=50,
+    stateful_step_count=100,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -93,6 +93,29 @@ def facts(socket_path: str) -> dict[str, Any]:
         return {"devices": devices, "status": client.get_status()}
 
 
+def report_a_transfer(socket_path: str, duration_us: int) -> bool:
+    """Report one transfer, with every field that the package has."""
+    with HyperCacheClient(socket_path) as client:
+        return bool(
+            client.record_telemetry(
+                event_type="demo_read",
+                uri="hypercache://measured",
+                object_size_bytes=4096,
+                duration_us=duration_us,
+                bandwidth_mbps=123.4,
+                client_id="suite",
+                chunk_count=2,
+                local_meta_us=3,
+                remote_meta_us=4,
+                local_ttfb_us=5,
+                remote_ttfb_us=6,
+                time_saved_ms=7,
+                cpu_pct=8.5,
+                status="OK",
+            )
+        )
+
+
 def unknown_uri(socket_path: str, uri: str) -> dict[str, Any]:
     """What each method says of a uri that nobody ever wrote."""
     with HyperCacheClient(socket_path) as client:

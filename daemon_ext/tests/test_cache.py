@@ -1,0 +1,83 @@
+"""Which objects leave when room is wanted, and other small promises of the cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypercache_daemon.core.allocator import Allocator
+from hypercache_daemon.core.cache import Cache, StageOptions, Times
+from hypercache_daemon.core.eviction import Lru
+from hypercache_daemon.core.objects import NoSpace, StagedWrite
+from hypercache_daemon.core.pool import Pool
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import StateEvent, SyncStatus
+
+MIB = 1 << 20
+
+
+def cache_of(sizes: list[int]) -> Cache:
+    """Objects "0", "1", … that may be evicted, the first the coldest, in a pool of 16 MiB."""
+    pool = Pool(Tier.NVME, Allocator({0: 16 * MIB}, 0), Lru(), quarantine_share=0)
+    cache = Cache({Tier.NVME: pool}, epoch=1, times=Times())
+    for number, size_bytes in enumerate(sizes):
+        options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+        staged = cache.stage(str(number), size_bytes, Tier.NVME, 1, options, now=0)
+        assert isinstance(staged, StagedWrite)
+        stored = cache.plan_commit(staged, StateEvent.COMMIT_LOCAL_ONLY)
+        cache.apply_commit(staged, stored, now=0)
+    return cache
+
+
+def victims(cache: Cache, wanted_bytes: int, busy: str = "") -> list[str]:
+    return [stored.uri for stored in cache.victims(Tier.NVME, wanted_bytes, lambda uri: uri not in busy)]
+
+
+def test_the_coldest_leave_until_there_is_enough() -> None:
+    cache = cache_of([MIB, 2 * MIB, MIB])
+    assert victims(cache, 1) == ["0"]
+    assert victims(cache, MIB) == ["0"]
+    assert victims(cache, MIB + 1) == ["0", "1"]
+    assert victims(cache, 3 * MIB) == ["0", "1"]
+    assert victims(cache, 100 * MIB) == ["0", "1", "2"]
+    assert victims(cache, 0) == []
+
+
+def test_what_an_object_takes_counts_and_not_its_length() -> None:
+    assert victims(cache_of([1, 1, 1]), 8192) == ["0", "1"]
+
+
+def test_who_is_busy_is_passed_over() -> None:
+    assert victims(cache_of([MIB, MIB, MIB]), 2 * MIB, busy="1") == ["0", "2"]
+
+
+def test_a_batch_that_was_located_leaves_last_and_its_tail_before_its_head() -> None:
+    cache = cache_of([MIB, MIB, MIB])
+    cache.locate(["0", "nowhere", "1"])
+    assert victims(cache, 3 * MIB) == ["2", "1", "0"]
+
+
+def test_naming_victims_changes_nothing() -> None:
+    cache = cache_of([MIB, MIB])
+    before = cache.pools[Tier.NVME].usage()
+    assert victims(cache, 2 * MIB) == victims(cache, 2 * MIB)
+    assert cache.pools[Tier.NVME].usage() == before
+    assert len(cache) == 2
+
+
+def test_an_append_that_does_not_fit_is_a_report_and_changes_nothing() -> None:
+    cache = cache_of([MIB])
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+    staged = cache.stage("new", 5, Tier.NVME, 1, options, now=0)
+    assert isinstance(staged, StagedWrite)
+    report = cache.append(staged, 16 * MIB, now=100)
+    assert isinstance(report, NoSpace)
+    assert (report.wanted_bytes, report.free_bytes) == (16 * MIB, 15 * MIB - 4096)
+    assert (staged.size_bytes, len(staged.extents), staged.touched_at) == (5, 1, 0)
+
+
+def test_only_a_client_that_asked_for_local_only_is_told_of_it() -> None:
+    stored = next(cache_of([1]).objects())
+    assert stored.announced is SyncStatus.LOCAL_ONLY
+    assert replace(stored, announce_committed=True).announced is SyncStatus.COMMITTED
+    synced = replace(stored, announce_committed=True, state=SyncStatus.SYNCED_BACKEND)
+    assert synced.announced is SyncStatus.SYNCED_BACKEND
