@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from hypercache_connector import ConfigError, HyperCacheConnector
 from hypercache_connector.config import Config, DirectIo, parse
+from hypercache_connector.outcomes import Outcome
 from hypercache_protocol import WIRE_1_1, WIRE_2_0, Tier
 
 GOOD: dict[str, Any] = {"namespace": "n", "socket_path": "/nowhere/s"}
@@ -24,6 +25,11 @@ def test_defaults_are_those_that_the_readme_lists() -> None:
         assert f"| `{name}` |" in readme
         row = next(line for line in readme.splitlines() if line.startswith(f"| `{name}` |"))
         assert shown in row.replace("`", "").split(" | ")[2], row
+
+
+def test_every_reason_is_one_that_the_readme_explains() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert [outcome.value for outcome in Outcome if f"`{outcome.value}`" not in readme] == []
 
 
 @pytest.mark.parametrize(
