@@ -79,7 +79,8 @@ class Cache:
         found = list(map(self._objects.get, uris))
         hits = [stored for stored in found if stored is not None]
         for tier, pool in self.pools.items():
-            pool.policy.touched([stored.uri for stored in hits if stored.tier is tier])
+            if pool.used_bytes:
+                pool.policy.touched([stored.uri for stored in hits if stored.tier is tier])
         return found
 
     def newest_staged(self, uri: str) -> StagedWrite | None:

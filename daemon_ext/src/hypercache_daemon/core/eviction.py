@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Protocol
@@ -51,9 +51,9 @@ class Lru:
 
     def touched(self, keys_in_batch_order: Sequence[str]) -> None:
         """The batch's first key is the hottest now, the others follow it; unknown keys are passed over."""
-        for key in reversed(keys_in_batch_order):
-            if key in self._coldest_first:
-                self._coldest_first.move_to_end(key)
+        # In C from end to end: a lookup of many keys spends most of its time here.
+        known = filter(self._coldest_first.__contains__, reversed(keys_in_batch_order))
+        deque(map(self._coldest_first.move_to_end, known), maxlen=0)
 
     def removed(self, key: str) -> None:
         """Forgets `key`."""
