@@ -1,10 +1,11 @@
-"""What a request costs the daemon: wall time and the daemon's own CPU time, on a real hypercached, wire 1.
+"""What a request costs the daemon: wall time and the daemon's own CPU time, on a real hypercached.
 
     python benchmarks/daemon_requests.py [--requests N]
 
 "alone": the next request is sent once the last is answered. "64 together": 64 requests in one write, as a
 lookup or store of 64 keys sends them. The client writes prepared bytes and counts lines, so what it costs
-itself is hardly in the figures. CPU time tells more than wall time where the machine is busy otherwise.
+itself is hardly in the figures. "locate_many" is wire 2's: 512 keys in a frame, 16 frames in flight, and its
+figures are for one key. CPU time tells more than wall time where the machine is busy otherwise.
 """
 
 from __future__ import annotations
@@ -20,9 +21,23 @@ from pathlib import Path
 from typing import Any
 
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
+from hypercache_protocol import ReplyReceived, Role, Session
+from hypercache_protocol.batches import (
+    CommitMany,
+    CommittedMany,
+    Hello,
+    LocatedMany,
+    LocateMany,
+    StagedMany,
+    StageMany,
+)
+from hypercache_protocol.layout import U32, packed
+from hypercache_protocol.messages import Reply, Request
 
 MIB = 1024 * 1024
 TOGETHER = 64
+BATCH_KEYS = 512
+IN_FLIGHT = 16
 OBJECT_BYTES = 14 * MIB
 POOL_SIZE = "8GiB"  # no payload is written
 
@@ -51,6 +66,33 @@ class Line:
 
     def close(self) -> None:
         self._file.close()
+        self._socket.close()
+
+
+class Frames:
+    """A connection of wire 2 that has many requests in flight."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(60.0)
+        self._socket.connect(socket_path)
+        self._session = Session(Role.CLIENT)
+        self.ask([Hello(versions=("2.0",))])
+
+    def ask(self, requests: Sequence[Request]) -> list[Reply]:
+        """The reply to each request, all of them in flight together."""
+        sent = [self._session.send_request(request) for request in requests]
+        self._socket.sendall(b"".join(data for _, data in sent))
+        replies: dict[int, Reply] = {}
+        while len(replies) < len(sent):
+            match self._session.next_event():
+                case ReplyReceived(request_id=request_id, reply=reply):
+                    replies[request_id] = reply
+                case _:
+                    self._session.receive_data(self._socket.recv(1 << 20))
+        return [replies[request_id] for request_id, _ in sent]
+
+    def close(self) -> None:
         self._socket.close()
 
 
@@ -108,6 +150,7 @@ def measure(requests: int) -> dict[str, Cost]:
         for name, together in (("alone", 1), (f"{TOGETHER} together", TOGETHER)):
             costs |= _measure_way(daemon, line, name, together, requests)
         line.close()
+        costs |= _measure_batches(daemon, requests)
     return costs
 
 
@@ -130,6 +173,42 @@ def _measure_way(
     costs[f"locate, 14 MiB, {name}"], _ = cost(daemon, line, present, together)
     evicts = [request("evict", uri=uri) for uri in uris]
     costs[f"evict, 14 MiB, {name}"], _ = cost(daemon, line, evicts, together)
+    return costs
+
+
+def _measure_batches(daemon: DaemonProcess, requests: int) -> dict[str, Cost]:
+    """Lookups of many keys in a frame; the cost is that of one key."""
+    frames = Frames(daemon.socket_path)
+    prefix = "hypercache://lmcache/v1/benchmark/model@00000000@0@"
+    keys = [f"{number:064x}" for number in range(BATCH_KEYS)]
+    staged = frames.ask(
+        [StageMany(prefix=prefix, suffixes=keys, sizes=[4096] * BATCH_KEYS, auto_flush_s3=False)]
+    )
+    assert isinstance(staged[0], StagedMany)
+    ones = packed([1] * BATCH_KEYS, U32)
+    commit = CommitMany(
+        prefix=prefix,
+        suffixes=keys,
+        stage_ids=staged[0].stage_ids,
+        local_only=True,
+        checksum_counts=ones,
+        checksums=ones,
+    )
+    (done,) = frames.ask([commit])
+    assert isinstance(done, CommittedMany), done
+    costs = {}
+    for name, suffixes in (("hits", keys), ("misses", [f"x{key}" for key in keys])):
+        lookup = LocateMany(prefix=prefix, suffixes=suffixes)
+        cpu, begun = cpu_seconds(daemon.pid), time.perf_counter()
+        rounds = max(1, requests // IN_FLIGHT)
+        for _ in range(rounds):
+            replies = frames.ask([lookup] * IN_FLIGHT)
+        wall = time.perf_counter() - begun
+        count = rounds * IN_FLIGHT * BATCH_KEYS
+        assert all(isinstance(reply, LocatedMany) for reply in replies)
+        used = cpu_seconds(daemon.pid) - cpu
+        costs[f"locate_many, {BATCH_KEYS} {name}, a key"] = Cost(wall / count * 1e6, used / count * 1e6)
+    frames.close()
     return costs
 
 
