@@ -7,8 +7,8 @@ Rules:
 3. What is stored already, with checksums and in the same size, is not written again unless asked for.
 4. A staged write that could not be filled is given back at once; what is left behind when the daemon
    can't be reached, it drops by itself.
-5. The parts have a connection each. A daemon answers one connection's requests in order, so while it makes
-   the staging or the commits of one part durable, the others' bytes are on their way.
+5. The parts have a connection each. While the daemon makes the staging or the commits of one part durable,
+   the others' bytes are on their way.
 """
 
 from __future__ import annotations
