@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _READ_BYTES = 64 * 1024
 _FLUSH_BYTES = 64 * 1024
+_LAST_LOOK_S = 0.01
 _TURN = 64  # requests answered or refused before other connections get their turn
 
 
@@ -77,7 +79,7 @@ class Connection:
         self._stopping = False
 
     def stop(self) -> None:
-        """Close once what was received is answered."""
+        """Close once all is answered that was asked by now."""
         self._stopping = True
         self._reading.cancel()
 
@@ -112,9 +114,8 @@ class Connection:
             match event:
                 case NeedData():
                     await self._flush()
-                    if self._stopping:
+                    if not await self._read() and self._stopping:
                         return
-                    await self._read()
                 case RequestReceived():
                     await self._answer(event, answering)
                 case RequestRejected():
@@ -123,19 +124,20 @@ class Connection:
                         await self._refuse()
                         return
                 case ConnectionClosed():
-                    await self._flush()
                     return
                 case ReplyReceived():
                     raise AssertionError("a daemon's session receives no replies")
             if turn % _TURN == 0:
                 await trio.lowlevel.checkpoint()
 
-    async def _read(self) -> None:
-        self._reading = trio.CancelScope()
-        if self._stopping:
-            return
+    async def _read(self) -> bool:
+        """True where something came, be it the end. When the daemon stops, only what is there by now."""
+        last_s = trio.current_time() + _LAST_LOOK_S if self._stopping else math.inf
+        self._reading = trio.CancelScope(deadline=last_s)
         with self._reading:
             self._session.receive_data(await self._stream.receive_some(_READ_BYTES))
+            return True
+        return False
 
     async def _answer(self, event: RequestReceived, answering: trio.Nursery) -> None:
         reply = self._handlers.answer_now(event.request)
