@@ -175,7 +175,7 @@ class CommittedMany(Reply):
 
 
 class EvictMany(BatchRequest):
-    """Delete each object from the cache. A uri that is named twice is evicted once, and both entries say so."""
+    """Delete each object from the cache. What is named twice is evicted once, and both entries say so."""
 
     action: ClassVar[str] = "evict_many"
 
