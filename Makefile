@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 # Byte code is made when a module is first imported: most of what LMCache brings along never is.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
@@ -21,7 +22,7 @@ demo: $(STAMP)
 
 test: check
 	@echo "== tests =="
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 check: $(STAMP)
 	@echo "== lint, format, types, import contracts =="

@@ -60,9 +60,9 @@ def test_the_devices_that_were_given_are_the_ones_in_use(
 
 
 def test_the_old_client_and_the_connector_share_them(
-    old: ScenarioProcess, lmcache: ScenarioProcess, disk_daemon: DaemonProcess, uri: str
+    old: ScenarioProcess, lmcaches: dict[str, ScenarioProcess], disk_daemon: DaemonProcess, uri: str
 ) -> None:
-    path = disk_daemon.socket_path
+    path, lmcache = disk_daemon.socket_path, lmcaches["0.5.6"]
     written = {"socket_path": path, "uri": uri, "size_bytes": 21 * MIB + 1920}
     old.call("file_system.write_in_pieces", **written, write_bytes=MIB)
     names, sizes = ["a", "b", "c", "d"], [14 * MIB, 4097, 9 * MIB + 1, 4 * MIB]

@@ -19,7 +19,7 @@ from typing import Any
 
 from .releases import environment_with
 
-CALL_DEADLINE_S = 90.0
+CALL_DEADLINE_S = 100.0
 
 
 class ScenarioFailed(AssertionError):
@@ -38,6 +38,7 @@ class ScenarioProcess:
             env=environment_with(release),
         )
         self._answers = bytearray()
+        self._calls = 0
 
     @property
     def pid(self) -> int:
@@ -55,12 +56,17 @@ class ScenarioProcess:
     def begin(self, scenario: str, **arguments: object) -> None:
         """Start a scenario and leave it running; `result` waits for it."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"scenario": scenario, "arguments": arguments}).encode() + b"\n")
+        self._calls += 1
+        call = {"number": self._calls, "scenario": scenario, "arguments": arguments}
+        self._process.stdin.write(json.dumps(call).encode() + b"\n")
         self._process.stdin.flush()
 
     def result(self) -> Any:
         """What the scenario that was begun returned."""
-        answer = json.loads(self._next_line())
+        deadline = time.monotonic() + CALL_DEADLINE_S
+        answer = json.loads(self._next_line(deadline))
+        while answer["number"] != self._calls:  # a call before this one was given up
+            answer = json.loads(self._next_line(deadline))
         if "error" in answer:
             raise ScenarioFailed(f"{self.label}:\n{answer['error']}")
         return answer["value"]
@@ -82,9 +88,8 @@ class ScenarioProcess:
             self._process.kill()
             self._process.wait()
 
-    def _next_line(self) -> bytes:
+    def _next_line(self, deadline: float) -> bytes:
         assert self._process.stdout is not None
-        deadline = time.monotonic() + CALL_DEADLINE_S
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._answers:
