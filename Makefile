@@ -1,7 +1,7 @@
 # Two commands need nothing but Python 3.10 to 3.13 with venv, make and a package registry:
 #   make demo   the whole system at work, in plain words and figures
 #   make test   everything that CI checks
-# The rest (check, matrix, bench, docs, format, clean) is for people who change the code.
+# The rest (check, matrix, fuzz, bench, docs, format, clean) is for people who change the code.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,13 +9,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
+SECONDS ?= 60
 # Byte code is made when a module is first imported: most of what LMCache brings along never is.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
 export LMCACHE_TRACK_USAGE := false
 export LMCACHE_DISABLE_BANNER := 1
 
-.PHONY: demo test check matrix bench docs format clean
+.PHONY: demo test check matrix fuzz bench docs format clean
 
 demo: $(STAMP)
 	@$(BIN)/python -m hypercache_compat.demo
@@ -33,6 +34,13 @@ check: $(STAMP)
 
 matrix: $(STAMP)
 	@$(BIN)/python -m hypercache_compat.matrix
+
+# Bounded; the fuzzer is not among the tools that everybody needs, so it is installed here.
+fuzz: $(STAMP)
+	@$(INSTALL) --quiet --group fuzz
+	@mkdir -p .cache/fuzz
+	@cd .cache/fuzz && $(abspath $(BIN))/python ../../protocol/fuzz/fuzz_sessions.py \
+	    -max_total_time=$(SECONDS) -max_len=4096 -rss_limit_mb=1024 -print_final_stats=1
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py
