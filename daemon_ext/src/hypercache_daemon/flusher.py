@@ -48,7 +48,7 @@ class Flusher:
         self._parallel = parallel
         self._uploading = UriLocks()
         self._sent: dict[str, int] = {}
-        self._first_delay_s = first_delay_s
+        self.first_delay_s = first_delay_s
         self._failures: dict[str, int] = {}  # consecutive, by uri
         self._delayed: set[str] = set()  # wait for another try
         self._queued: set[str] = set()
@@ -124,7 +124,7 @@ class Flusher:
                 nursery.start_soon(self._submit_later, uri, self._failures[uri])
 
     async def _submit_later(self, uri: str, failures: int) -> None:
-        delay_s = min(_LONGEST_DELAY_S, self._first_delay_s * 2 ** min(failures - 1, 16))
+        delay_s = min(_LONGEST_DELAY_S, self.first_delay_s * 2 ** min(failures - 1, 16))
         await trio.sleep(delay_s * random.uniform(0.5, 1.0))
         self._delayed.discard(uri)
         self.submit(uri)

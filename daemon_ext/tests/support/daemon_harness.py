@@ -114,6 +114,7 @@ class Daemon:
     config: Config
     parts: Parts
     stop: trio.Event
+    ended: trio.Event
     clients: list[Client] = field(default_factory=list)
     ahead_s: float = 0.0
 
@@ -203,8 +204,9 @@ async def running(
         async with trio.open_nursery() as nursery:
             stop = trio.Event()
             backend = own_backend or Backend(config.backend, config.ingest_prefix)
-            parts: Parts = await nursery.start(serve, config, opened, backend, sock, stop, limits)
-            daemon = Daemon(config, parts, stop)
+            ended = trio.Event()
+            parts: Parts = await nursery.start(_serve, ended, config, opened, backend, sock, stop, limits)
+            daemon = Daemon(config, parts, stop, ended)
             try:
                 yield daemon
             finally:
@@ -216,3 +218,10 @@ async def running(
         opened.close()
         sock.close()
         remove_socket(config.socket, inode)
+
+
+async def _serve(ended: trio.Event, *arguments: Any, task_status: trio.TaskStatus[Parts]) -> None:
+    try:
+        await serve(*arguments, task_status=task_status)
+    finally:
+        ended.set()

@@ -101,6 +101,11 @@ class Forks:
         self._process.stdin.close()
         self._process.wait(DEADLINE_S)
 
+    @property
+    def pid(self) -> int:
+        """The process that the daemons are children of."""
+        return self._process.pid
+
     def read_line(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline()

@@ -1,0 +1,171 @@
+"""The Unix socket: who may use it from its first instant, and what is never replaced or removed."""
+
+from __future__ import annotations
+
+import grp
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from hypercache_daemon.access import Access
+from hypercache_daemon.server import SocketError, bind, remove_socket
+
+MASKS = pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o777])
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+@MASKS
+def test_only_the_owner_gets_in_whatever_the_umask(short_dir: Path, mask: int) -> None:
+    with umask(mask), closing(bind(short_dir / "s", Access())):
+        assert mode(short_dir / "s") == 0o600
+        assert os.umask(mask) == mask, "the process's umask is as it was"
+
+
+@MASKS
+def test_a_group_gets_in_where_one_is_configured(short_dir: Path, mask: int) -> None:
+    gid = some_group()
+    with umask(mask), closing(bind(short_dir / "s", Access(gid))):
+        assert mode(short_dir / "s") == 0o660
+        assert (short_dir / "s").stat().st_gid == gid
+
+
+def some_group() -> int:
+    """A group that this process may give a file to, and another than its own where there is one."""
+    others = [group.gr_gid for group in grp.getgrall()] if os.geteuid() == 0 else os.getgroups()
+    return next((gid for gid in others if gid != os.getegid()), os.getegid())
+
+
+def test_the_folder_is_made_where_there_is_none(short_dir: Path) -> None:
+    with umask(0), closing(bind(short_dir / "a" / "b" / "s", Access())):
+        assert mode(short_dir / "a" / "b") == 0o755
+        assert answers(short_dir / "a" / "b" / "s")
+
+
+def test_a_socket_that_nobody_answers_is_replaced(short_dir: Path) -> None:
+    path = short_dir / "s"
+    bind(path, Access()).close()
+    assert path.is_socket()
+    assert not answers(path)
+    with closing(bind(path, Access())):
+        assert answers(path)
+
+
+def test_a_socket_that_somebody_answers_is_refused_and_goes_on(short_dir: Path) -> None:
+    path = short_dir / "s"
+    with closing(bind(path, Access())):
+        inode = path.stat().st_ino
+        with pytest.raises(SocketError, match=f"already answers at {path}.*--socket"):
+            bind(path, Access())
+        assert path.stat().st_ino == inode
+        assert answers(path)
+
+
+def test_a_socket_whose_backlog_is_full_is_somebodys_all_the_same(short_dir: Path) -> None:
+    path = short_dir / "s"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(0)
+        queued = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+        for waiting in queued:
+            waiting.setblocking(False)
+            waiting.connect_ex(str(path))
+        with pytest.raises(SocketError, match="already answers"):
+            bind(path, Access())
+        assert path.is_socket()
+        for waiting in queued:
+            waiting.close()
+
+
+def a_file(path: Path) -> None:
+    path.write_text("precious")
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_link_to_a_file(path: Path) -> None:
+    path.with_name("target").write_text("precious")
+    path.symlink_to("target")
+
+
+def a_link_to_nothing(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def a_link_to_a_stale_socket(path: Path) -> None:
+    bind(path.with_name("real"), Access()).close()
+    path.symlink_to("real")
+
+
+def a_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "make", [a_file, a_folder, a_link_to_a_file, a_link_to_nothing, a_link_to_a_stale_socket, a_fifo]
+)
+def test_what_is_no_socket_is_left_alone(short_dir: Path, make: Callable[[Path], None]) -> None:
+    path = short_dir / "s"
+    make(path)
+    before = path.lstat()
+    with pytest.raises(SocketError, match=f"{path} exists and is not a socket"):
+        bind(path, Access())
+    after = path.lstat()
+    assert (before.st_ino, before.st_mode, before.st_size) == (after.st_ino, after.st_mode, after.st_size)
+
+
+def test_a_path_of_107_bytes_works_and_a_longer_one_is_refused_in_words(short_dir: Path) -> None:
+    longest = short_dir / ("s" * (107 - len(str(short_dir)) - 1))
+    with closing(bind(longest, Access())):
+        assert answers(longest)
+    with pytest.raises(SocketError, match="longer than 107 bytes; choose a shorter one"):
+        bind(longest.with_name(longest.name + "s"), Access())
+    umlauts = short_dir / ("ü" * 50)
+    with pytest.raises(SocketError, match="longer than 107 bytes"):
+        bind(umlauts, Access())
+
+
+def test_a_folder_that_cannot_be_made_is_named(short_dir: Path) -> None:
+    (short_dir / "file").write_text("")
+    with pytest.raises(SocketError, match="file/s cannot be made: "):
+        bind(short_dir / "file" / "s", Access())
+
+
+def test_a_group_that_cannot_be_given_leaves_no_socket_that_answers(short_dir: Path) -> None:
+    with pytest.raises((SocketError, OverflowError)):
+        bind(short_dir / "s", Access(gid=1 << 40))
+    assert not answers(short_dir / "s")
+
+
+def test_at_the_end_only_the_daemons_own_socket_is_removed(short_dir: Path) -> None:
+    path = short_dir / "s"
+    with closing(bind(path, Access())):
+        own = path.stat().st_ino
+        remove_socket(path, own + 1)
+        assert path.is_socket()
+        remove_socket(path, own)
+        assert not path.exists()
+        remove_socket(path, own)
