@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "protocol",
     deadline=None,
-    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "50")),
+    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "25")),
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("protocol")
