@@ -140,7 +140,7 @@ def test_a_wrong_parameter_stops_lmcache_s_start(folder, wrong: dict[str, Any]) 
     before = threading.active_count()
     with pytest.raises(ValueError, match="hypercache_connector: adapter_params"):
         LMCache(socket_path=str(folder / "s"), **wrong)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # one of an earlier test may have ended meanwhile
 
 
 def test_a_daemon_that_is_down_does_not(folder) -> None:

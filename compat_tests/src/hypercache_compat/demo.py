@@ -161,7 +161,8 @@ def _end_children() -> None:
 
 def main() -> int:
     """Run the demo as a command; Ctrl-C and SIGTERM clean up too."""
-    signal.signal(signal.SIGTERM, _interrupted)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell's background job inherits it ignored
+        signal.signal(number, _interrupted)
     try:
         return run()
     except KeyboardInterrupt:
