@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,17 +56,17 @@ def open_all(config: Config, access: Access, now: float) -> Opened:
     Raises:
         DeviceError, CatalogError: one of them is refused; the sentence names it and the way out.
     """
-    pool = _open_pool(config, access)
-    try:
+    with ExitStack() as held:
+        pool = _open_pool(config, access)
+        held.callback(pool.close)
         catalog = Catalog.open(_catalog_path(config), pool.pool_id)
-        try:
-            return _load(config, access, pool, catalog, now)
-        except BaseException:
-            catalog.close()
-            raise
-    except BaseException:
-        pool.close()
-        raise
+        held.callback(catalog.close)
+        ram_files = _open_ram(config, access, pool.pool_id)
+        if ram_files is not None:
+            held.callback(ram_files.close)
+        opened = _load(config, pool, catalog, ram_files, now)
+        held.pop_all()
+        return opened
 
 
 def _catalog_path(config: Config) -> Path:
@@ -88,10 +89,15 @@ def _open_pool(config: Config, access: Access) -> devices.Pool:
     return devices.open_devices(config.device, format=config.format, access=access, prepare=prepare)
 
 
-def _load(config: Config, access: Access, pool: devices.Pool, catalog: Catalog, now: float) -> Opened:
+def _load(
+    config: Config,
+    pool: devices.Pool,
+    catalog: Catalog,
+    ram_files: devices.RamFiles | None,
+    now: float,
+) -> Opened:
     objects = [as_loaded(stored) for stored in catalog.objects()]
     holds = list(catalog.holds())
-    ram_files = _open_ram(config, access, pool.pool_id)
     lost = _lost_objects(ram_files, objects)
     kept = [stored for stored in objects if stored.uri not in lost]
     cache = Cache(_pools(config, pool, catalog, ram_files), catalog.epoch, _times(config))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -199,8 +199,11 @@ async def running(
     access = Access(config.gid())
     sock = bind(config.socket, access)
     inode = socket_inode(config.socket)
-    opened = open_all(config, access, trio.current_time())
-    try:
+    with ExitStack() as held:
+        held.callback(remove_socket, config.socket, inode)
+        held.callback(sock.close)
+        opened = open_all(config, access, trio.current_time())
+        held.callback(opened.close)
         async with trio.open_nursery() as nursery:
             stop = trio.Event()
             backend = own_backend or Backend(config.backend, config.ingest_prefix)
@@ -214,10 +217,6 @@ async def running(
                     for client in daemon.clients:
                         await client.aclose()
             stop.set()
-    finally:
-        opened.close()
-        sock.close()
-        remove_socket(config.socket, inode)
 
 
 async def _serve(ended: trio.Event, *arguments: Any, task_status: trio.TaskStatus[Parts]) -> None:

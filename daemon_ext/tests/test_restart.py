@@ -1,0 +1,206 @@
+"""What a daemon finds of the one before it, after an orderly stop. (The crashes are in test_kill_sweep.)"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from daemon_harness import CHUNK, MIB, Client, Message, eventually, pattern, running
+
+from hypercache_daemon.access import DeviceError
+from hypercache_daemon.catalog import CatalogError
+
+URI = "hypercache://a/b"
+
+
+def places(reply: Message) -> set[tuple[str, int]]:
+    return {(chunk["device"], chunk["offset"]) for chunk in reply["chunk_layout"]}
+
+
+def ram_files(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "ram").iterdir()}
+
+
+async def test_objects_of_both_tiers_come_back_as_they_were(short_dir: Path) -> None:
+    layouts = []
+    for _ in range(3):
+        async with running(short_dir) as daemon:
+            client = await daemon.connect()
+            if not layouts:
+                await client.store("nvme", pattern(1, CHUNK + 5), commit={"chunk_checksums": [1, 2]})
+                await client.store("ram", pattern(2, CHUNK + 5), tier="ram", pinned=True)
+            layouts.append([await client.ask("locate", uri=uri) for uri in ("nvme", "ram")])
+            assert await client.fetch("nvme") == pattern(1, CHUNK + 5)
+            assert await client.fetch("ram") == pattern(2, CHUNK + 5)
+    assert layouts[0] == layouts[1] == layouts[2]
+
+
+async def test_generations_and_stage_ids_of_a_new_start_are_new(short_dir: Path) -> None:
+    generations = []
+    for _ in range(3):
+        async with running(short_dir) as daemon:
+            client = await daemon.connect()
+            generations.append((await client.store(URI, b"bytes"))["generation"])
+            await client.ask("evict", uri=URI)
+            staged = await client.stage("other", b"bytes")
+    assert generations == sorted(set(generations))
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        assert (await client.ask("locate", uri="other"))["status"] == "MISS"
+        code, sentence = await client.refusal("commit_write", uri="other", stage_id=staged["stage_id"])
+        assert code == "STALE_STAGE"
+        assert "restarted" in sentence
+
+
+async def test_blocks_that_somebody_may_still_write_or_read_rest_anew(short_dir: Path) -> None:
+    settings = {"stage_expiry_s": 1000, "quarantine_s": 100, "quarantine_share": 1}
+    async with running(short_dir, **settings) as daemon:
+        client = await daemon.connect()
+        taken = places(await client.stage("staged", pattern(1, 5 * MIB)))
+        await client.store(URI, pattern(2, 3 * MIB))
+        taken |= places(await client.ask("locate", uri=URI))
+        await client.ask("evict", uri=URI)
+    async with running(short_dir, **settings) as daemon:
+        client = await daemon.connect()
+        pool = (await client.status())["pools"]["nvme"]
+        assert (pool["free_bytes"], pool["quarantined_bytes"]) == (24 * MIB, 8 * MIB)
+        rest = await client.ask("stage_write", uri="rest", size_bytes=24 * MIB)
+        assert not places(rest) & taken
+        daemon.ahead_s = 101
+        await eventually(lambda: daemon.parts.store.cache.pools["nvme"].quarantined_bytes == 5 * MIB)
+        daemon.ahead_s = 900
+        assert (await client.refusal("stage_write", uri="more", size_bytes=4 * MIB))[0] == "NO_SPACE"
+        daemon.ahead_s = 1100
+        assert (await client.ask("stage_write", uri="more", size_bytes=8 * MIB))["status"] == "WRITESTAGED"
+    async with running(short_dir, **settings) as daemon:
+        status = await (await daemon.connect()).status()
+        assert status["pools"]["nvme"]["quarantined_bytes"] == 32 * MIB, "the holds of both starts, once each"
+
+
+async def test_after_a_restart_the_oldest_commits_leave_first(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        for number in (5, 2, 7, 0, 1, 3, 4, 6):
+            await client.store(f"u{number}", pattern(number, CHUNK))
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        await client.stage("new", pattern(9, 2 * CHUNK))
+        missing = [uri for uri in [f"u{n}" for n in range(8)] if await client.fetch(uri) is None]
+        assert missing == ["u2", "u5"]
+
+
+# -- the RAM tier --------------------------------------------------------------------------------------
+
+
+async def store_in_ram(client: Client) -> dict[str, list[Path]]:
+    """Three objects of two chunks each; gives the files of each."""
+    files = {}
+    for number, uri in enumerate(("a", "b", "c")):
+        await client.store(uri, pattern(number, CHUNK + 5), tier="ram")
+        found = await client.ask("locate", uri=uri)
+        files[uri] = [Path(chunk["device"]) for chunk in found["chunk_layout"]]
+    return files
+
+
+async def test_a_ram_object_that_lost_a_file_is_a_miss_and_frees_the_others(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        files = await store_in_ram(await daemon.connect())
+    files["a"][1].unlink()
+    os.truncate(files["b"][0], 100)
+    for _ in range(2):
+        async with running(short_dir) as daemon:
+            client = await daemon.connect()
+            assert [await client.fetch(uri) for uri in ("a", "b")] == [None, None]
+            assert await client.fetch("c") == pattern(2, CHUNK + 5)
+            assert (await client.status())["pools"]["ram"]["used_bytes"] == CHUNK + 4096
+            assert ram_files(short_dir) == {path.name for path in files["c"]}
+            again = await client.stage("a", b"bytes", tier="ram")
+            assert not places(again) & {(str(path), 0) for paths in files.values() for path in paths}
+
+
+async def test_after_a_reboot_all_of_the_ram_tier_is_gone_and_the_rest_is_there(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        files = await store_in_ram(client)
+        await client.store("nvme", b"bytes")
+    for path in [path for paths in files.values() for path in paths]:
+        path.unlink()
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        status = await client.status()
+        assert status["objects"] == 1
+        assert status["pools"]["ram"]["free_bytes"] == 16 * MIB
+        assert await client.fetch("nvme") == b"bytes"
+
+
+async def test_files_of_ram_writes_that_were_never_committed_are_swept(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        await client.store("kept", b"bytes", tier="ram")
+        kept = ram_files(short_dir)
+        await client.stage(URI, pattern(1, CHUNK + 5), tier="ram")
+        await client.stage("gone", b"bytes", tier="ram")
+        await client.ask("evict", uri="gone")
+        assert len(ram_files(short_dir)) == 4
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        assert ram_files(short_dir) == kept
+        pool = (await client.status())["pools"]["ram"]
+        assert (pool["used_bytes"], pool["free_bytes"]) == (4096, 16 * MIB - 4096)
+
+
+async def test_a_ram_tier_that_shrank_keeps_its_objects_and_takes_no_more_until_some_left(
+    short_dir: Path,
+) -> None:
+    async with running(short_dir) as daemon:
+        await store_in_ram(await daemon.connect())
+    async with running(short_dir, ram_size=6 * MIB, evict_above=1, evict_down_to=1) as daemon:
+        client = await daemon.connect()
+        pool = (await client.status())["pools"]["ram"]
+        assert pool["total_bytes"] == pool["used_bytes"] == 3 * (CHUNK + 4096)
+        assert await client.fetch("a") == pattern(0, CHUNK + 5)
+        await client.store("new", b"bytes", tier="ram")
+        here = [uri for uri in ("a", "b", "c") if await client.fetch(uri) is not None]
+        assert here == ["a"], "the one that was just read"
+        assert (await client.status())["pools"]["ram"]["total_bytes"] == 6 * MIB
+
+
+async def test_with_the_ram_tier_turned_off_its_objects_are_misses(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        await store_in_ram(client)
+        await client.store("nvme", b"bytes")
+    async with running(short_dir, ram_size=0) as daemon:
+        client = await daemon.connect()
+        assert (await client.status())["objects"] == 1
+        assert await client.fetch("a") is None
+
+
+async def test_a_ram_size_that_the_machine_has_not_is_refused_where_it_was_asked_for(short_dir: Path) -> None:
+    with pytest.raises(
+        DeviceError, match=r"--ram-size .*bytes free; ask for less, or give another --ram-dir"
+    ):
+        async with running(short_dir, ram_size=1 << 60):
+            pass
+    async with running(short_dir) as daemon:
+        assert (await (await daemon.connect()).ask("ping"))["status"] == "PONG"
+
+
+# -- what is refused -----------------------------------------------------------------------------------
+
+
+async def test_a_start_that_is_refused_lets_go_of_everything(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        await (await daemon.connect()).store(URI, b"bytes")
+    catalog = short_dir / "pool" / "catalog.sqlite"
+    whole = catalog.read_bytes()
+    catalog.write_bytes(b"rubbish")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(CatalogError, match="damaged"):
+        async with running(short_dir):
+            pass
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    catalog.write_bytes(whole)
+    async with running(short_dir) as daemon:
+        assert await (await daemon.connect()).fetch(URI) == b"bytes"
