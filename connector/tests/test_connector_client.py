@@ -470,7 +470,7 @@ def test_no_descriptor_is_left(scripted, open_descriptors: Callable[[], int]) ->
         scripted.garble = lambda request, data: None
         for _ in range(3):
             failure(client, locates(1))
-    until(lambda: open_descriptors() == before)
+    until(lambda: open_descriptors() <= before)  # those of an earlier test may close meanwhile
 
 
 _FORKING = """
