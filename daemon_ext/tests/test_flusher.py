@@ -279,6 +279,28 @@ async def test_an_upload_that_cannot_be_written_down_is_told_to_nobody_and_done_
     assert len(backend.uploads) >= 2
 
 
+class FaultyBackend(GatedBackend):
+    """Has a bug that shows once."""
+
+    def upload(self, target: Any, pieces: Any, size_bytes: int, sha256: str | None = None) -> None:
+        if not self.uploads:
+            self.uploads.append((0.0, target.path))
+            raise ZeroDivisionError("oh")
+        super().upload(target, pieces, size_bytes, sha256)
+
+
+async def test_a_fault_in_an_upload_is_in_the_log_and_the_upload_is_tried_again(
+    short_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with flushing(short_dir, FaultyBackend(short_dir / "backend")) as daemon:
+        client = await daemon.connect()
+        await write(client, b"bytes")
+        await synced(client)
+        assert (await client.status())["backend"]["failed_uploads"] == 1
+    assert "ZeroDivisionError" in caplog.text
+    assert (short_dir / "backend" / "a" / "b").read_bytes() == b"bytes"
+
+
 # -- objects that change meanwhile ---------------------------------------------------------------------
 
 

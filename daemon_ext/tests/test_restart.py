@@ -119,12 +119,15 @@ async def test_a_ram_object_that_lost_a_file_is_a_miss_and_frees_the_others(shor
             assert not places(again) & {(str(path), 0) for paths in files.values() for path in paths}
 
 
-async def test_after_a_reboot_all_of_the_ram_tier_is_gone_and_the_rest_is_there(short_dir: Path) -> None:
+async def test_after_a_reboot_all_of_the_ram_tier_is_gone_and_the_rest_is_there(
+    short_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running(short_dir) as daemon:
         client = await daemon.connect()
-        files = await store_in_ram(client)
+        await store_in_ram(client)
+        await client.store("d", b"dirty", commit={}, tier="ram")
         await client.store("nvme", b"bytes")
-    for path in [path for paths in files.values() for path in paths]:
+    for path in (short_dir / "ram").iterdir():
         path.unlink()
     async with running(short_dir) as daemon:
         client = await daemon.connect()
@@ -132,6 +135,7 @@ async def test_after_a_reboot_all_of_the_ram_tier_is_gone_and_the_rest_is_there(
         assert status["objects"] == 1
         assert status["pools"]["ram"]["free_bytes"] == 16 * MIB
         assert await client.fetch("nvme") == b"bytes"
+    assert "1 of the lost objects were in no backend yet" in caplog.text
 
 
 async def test_files_of_ram_writes_that_were_never_committed_are_swept(short_dir: Path) -> None:

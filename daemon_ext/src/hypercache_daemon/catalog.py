@@ -145,7 +145,7 @@ class Catalog:
         try:
             for row in self._connection.execute(query):
                 yield made_of(unsealed(row))
-        except (sqlite3.Error, ValueError, TypeError) as error:
+        except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
             raise CatalogError(f"the catalog {self.path} is damaged: {error}; {_WAY_OUT}") from error
 
     # -- writing ---------------------------------------------------------------------------------------

@@ -63,6 +63,9 @@ Change = Put | Delete | AddHold | DropHold
 OBJECT_COLUMNS = (
     "uri, generation, state, tier, size_bytes, pinned, announce_committed, extents, checksums, sha256, crc"
 )
+_TIERS = {tier.value: tier for tier in Tier}
+_STATES = {state.value: state for state in SyncStatus}
+
 HOLD_COLUMNS = "hold_id, part, tier, extents, writer, crc"
 
 
@@ -103,7 +106,7 @@ def unsealed(row: Sequence[Any]) -> Sequence[Any]:
 def read_hold(row: Sequence[Any]) -> AddHold:
     """The hold whose values these are."""
     hold_id, part, tier, extents, writer = row
-    return AddHold(hold_id, Tier(tier), _extents(extents), bool(writer), part)
+    return AddHold(hold_id, _TIERS[tier], _extents(extents), bool(writer), part)
 
 
 def read_object(row: Sequence[Any]) -> StoredObject:
@@ -111,12 +114,12 @@ def read_object(row: Sequence[Any]) -> StoredObject:
     uri, generation, state, tier, size_bytes, pinned, announce, extents, checksums, sha256 = row
     return StoredObject(
         uri,
-        Tier(tier),
+        _TIERS[tier],
         size_bytes,
         _extents(extents),
         None if checksums is None else tuple(array("I", checksums)),
         generation,
-        SyncStatus(state),
+        _STATES[state],
         bool(pinned),
         sha256,
         bool(announce),
@@ -129,4 +132,4 @@ def _packed(extents: Sequence[Extent]) -> bytes:
 
 
 def _extents(packed: bytes) -> tuple[Extent, ...]:
-    return tuple(Extent(*numbers) for numbers in msgpack.unpackb(packed))
+    return tuple([Extent(device, offset, length) for device, offset, length in msgpack.unpackb(packed)])

@@ -7,6 +7,7 @@ writes what is left.
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket as stdlib_socket
@@ -52,7 +53,7 @@ async def run(config: Config) -> None:
         sock = bind(config.socket, access)
         inode = socket_inode(config.socket)
         try:
-            opened = open_all(config, access, trio.current_time())
+            opened = _opened(config, access)
             try:
                 await _serve_until_signal(config, opened, backend, sock, signals)
             finally:
@@ -60,6 +61,18 @@ async def run(config: Config) -> None:
         finally:
             sock.close()
             remove_socket(config.socket, inode)
+
+
+def _opened(config: Config, access: Access) -> Opened:
+    # What is loaded is no garbage, and looking for some among a million objects takes longer than loading
+    # them, and later on would hold up every client.
+    gc.disable()
+    try:
+        opened = open_all(config, access, trio.current_time())
+        gc.freeze()
+        return opened
+    finally:
+        gc.enable()
 
 
 async def _serve_until_signal(

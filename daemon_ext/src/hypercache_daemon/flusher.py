@@ -114,7 +114,11 @@ class Flusher:
     async def _work_off(self, nursery: trio.Nursery) -> None:
         async for uri in self._work:
             self._queued.discard(uri)
-            problem = await self.upload(uri)
+            try:
+                problem = await self.upload(uri)
+            except Exception as fault:  # the boundary: a fault of ours must not end the daemon
+                log.exception("upload of %s failed by a fault of the daemon", uri)
+                problem = str(fault)
             if problem is None:
                 self._failures.pop(uri, None)
                 continue

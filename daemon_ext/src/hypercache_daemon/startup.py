@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import DIRTY
 
 from . import devices
 from .access import Access, DeviceError
@@ -106,6 +107,9 @@ def _load(
     _fill(cache, catalog, kept, [hold for hold in holds if hold.tier is Tier.NVME], now, config)
     _forget(catalog, lost, ram_holds)
     log.info("loaded %d objects; %d are lost with their RAM files", len(kept), len(lost))
+    dirty = sum(stored.uri in lost and stored.state in DIRTY for stored in objects)
+    if dirty:
+        log.warning("%d of the lost objects were in no backend yet", dirty)
     return Opened(pool, catalog, ram_files, cache)
 
 
