@@ -426,6 +426,27 @@ async def test_a_write_through_that_fails_is_an_error_and_the_object_goes_on_try
         assert (backend.folder / "a" / "b").read_bytes() == b"bytes"
 
 
+async def test_a_write_through_that_is_replaced_before_its_turn_does_not_claim_to_be_in_the_backend(
+    short_dir: Path, backend: GatedBackend
+) -> None:
+    backend.gate.clear()
+    async with flushing(short_dir, backend) as daemon:
+        client, other = await daemon.connect(), await daemon.connect()
+        for number in range(4):  # every upload there may be
+            await write(other, b"bytes", f"hypercache://{number}")
+        await eventually(lambda: backend.under_way == 4)
+        await client.stage(URI, b"first")
+        await client.send(line("commit_write", uri=URI, write_through=True))
+        await eventually(lambda: daemon.parts.store.cache.get(URI) is not None)
+        await write(other, b"second")
+        backend.gate.set()
+        reply = await client.receive()
+        assert (reply["status"], reply["sync_status"]) == ("WRITECOMMITTED", "COMMITTED")
+        await synced(other)
+        assert (backend.folder / "a" / "b").read_bytes() == b"second"
+    assert backend.uploaded().count("a/b") == 1
+
+
 async def test_a_write_through_of_what_was_not_to_be_flushed_goes_through(
     short_dir: Path, backend: GatedBackend
 ) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -223,6 +227,37 @@ async def test_above_its_high_watermark_a_pool_is_emptied_in_the_background_down
         assert await present(client, uris) == uris[3:]
         pool = (await client.status())["pools"]["nvme"]
         assert pool["used_bytes"] == 3 * CHUNK + 4096
+
+
+async def test_a_background_eviction_that_cannot_be_written_down_evicts_nothing_and_ends_nothing(
+    short_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(short_dir, evict_above=0.5, evict_down_to=0.5) as daemon:
+        client = await daemon.connect()
+        uris = [f"u{number}" for number in range(5)]
+        for number, uri in enumerate(uris):
+            await client.store(uri, pattern(number, CHUNK), pinned=True)
+        with no_file_may_grow():
+            cache = daemon.parts.store.cache
+            for stored in cache.objects():  # unpinned, and nobody has noticed
+                cache.apply_change(replace(stored, pinned=False))
+            daemon.parts.remover.check_watermark()
+            await eventually(lambda: "eviction from the nvme pool waits" in caplog.text)
+            assert await present(client, uris) == uris
+        daemon.parts.remover.check_watermark()
+        await eventually(lambda: daemon.parts.remover.evicted_objects == 1)
+        assert (await client.ask("ping"))["status"] == "PONG"
+
+
+@contextmanager
+def no_file_may_grow() -> Iterator[None]:
+    """As on a full file system: every write beyond the first 4 KiB of a file fails in the kernel."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # -- nothing may be evicted ----------------------------------------------------------------------------
