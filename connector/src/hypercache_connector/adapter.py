@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -28,7 +27,7 @@ from .config import Config
 from .devices import Devices
 from .direct_io import Buffer
 from .keys import UriMapping
-from .outcomes import Counters, Outcome, ThrottledLog, logger
+from .outcomes import Counters, Outcome, ThrottledLog, by_name, logger
 from .storing import store
 from .transfers import Engine, delete, load, lookup
 from .workers import ChunkWorkers, TaskQueue, join_all
@@ -255,7 +254,7 @@ def _completion(operation: Operation, outcomes: Sequence[Outcome], *, failed: bo
     """What LMCache is told: a set's booleans are not asked for, a lookup's count only beside a true `ok`,
     and a key that was absent is deleted as well as one that was not."""
     good = [outcome.good for outcome in outcomes]
-    reasons = Counter(outcome.value for outcome in outcomes if not outcome.good)
+    reasons = by_name(outcome for outcome in outcomes if not outcome.good)
     error = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
     match operation.kind:
         case Kind.SET:

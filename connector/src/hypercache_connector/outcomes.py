@@ -20,6 +20,8 @@ logger = logging.getLogger("hypercache_connector")
 class Outcome(str, Enum):
     """What became of one key; the value is the counter's name."""
 
+    __hash__ = str.__hash__  # Enum's is Python, and each lookup hashes some hundred outcomes
+
     OK = "ok"
     ALREADY_STORED = "already_stored"
 
@@ -62,6 +64,11 @@ class Outcome(str, Enum):
 _GOOD = frozenset({Outcome.OK, Outcome.ALREADY_STORED})
 
 
+def by_name(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """How often each outcome is there, by its name."""
+    return {outcome.value: count for outcome, count in Counter(outcomes).items()}
+
+
 class Counters:
     """Counts by group and name, from any thread."""
 
@@ -76,7 +83,7 @@ class Counters:
 
     def add_outcomes(self, group: str, outcomes: Iterable[Outcome]) -> None:
         """Count each outcome once."""
-        counted = Counter(outcome.value for outcome in outcomes)
+        counted = by_name(outcomes)
         with self._lock:
             self._groups.setdefault(group, Counter()).update(counted)
 
