@@ -99,7 +99,7 @@ def _objects(mib: int, keys: int, rounds: int) -> Workload:
 
 
 IN_MEMORY = (
-    _lookups(in_flight=1, rounds=4, repeats=5),
+    _lookups(in_flight=1, rounds=20, repeats=2),
     _lookups(in_flight=64, rounds=1, repeats=3),
     _objects(4, keys=64, rounds=3),
     _objects(14, keys=16, rounds=3),
