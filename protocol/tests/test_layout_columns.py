@@ -261,13 +261,17 @@ def test_random_columns_are_read_or_refused_and_nothing_else(data: st.DataObject
 
 # -- trusted messages ----------------------------------------------------------------------------------
 
-MODELS = [
-    *REPLIES,
-    *BATCH_REPLIES,
-    *{reply for request in [*REPLIES, *BATCH_REPLIES] for reply in possible_replies(request)} - {StatusReply},
-    ChunkLocation,
-    LayoutColumns,
-]
+# A dict keeps its order where a set of classes doesn't: every pytest-xdist worker must collect the same list.
+MODELS = dict.fromkeys(
+    [
+        *REPLIES,
+        *BATCH_REPLIES,
+        *(reply for request in [*REPLIES, *BATCH_REPLIES] for reply in possible_replies(request)),
+        ChunkLocation,
+        LayoutColumns,
+    ]
+)
+del MODELS[StatusReply]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
