@@ -1,21 +1,28 @@
 """A relay between clients and a daemon: it passes on what both say, and can note or change it on the way.
 
-Each connection has one thread a direction, so a peer that does not read holds up its own connection only.
+Rules:
+1. Each connection has one thread a direction, so a peer that does not read holds up its own connection only.
+2. Whatever a passage raises ends its connection, on both sides. An OSError is how a peer goes away or a
+   passage hangs up; anything else is a fault that nobody expected, and `close` raises it.
+3. No thread waits for another one, so `close` never hangs.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Protocol
 
 FROM_CLIENT, FROM_DAEMON = "client", "daemon"
 _READ_BYTES = 65536
+_RETRY_CONNECT_S = 0.01
 
 
 class Passage(Protocol):
@@ -40,52 +47,87 @@ class Relay:
         self._numbers = count()
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._closing = threading.Event()
+        self._failures: list[Exception] = []
+        self._pumps: list[threading.Thread] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
         self._listener.listen(128)
-        self._start(self._accept)
+        self._accepting = self._started(self._accept)
 
     def close(self) -> None:
-        """End every connection and wait for the threads."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
+        """End every connection and wait for the threads.
+
+        Raises:
+            Exception: what the first passage that failed raised, or what ended the listening.
+        """
+        self._closing.set()
+        _shut(self._listener)
+        self._accepting.join()
         with self._lock:
             for each in self._open:
                 _shut(each)
-        for thread in self._threads:
+        for thread in self._pumps:
             thread.join()
         self._listener.close()
         Path(self.path).unlink()
+        if self._failures:
+            raise self._failures[0]
 
-    def _start(self, function: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=function, args=arguments, daemon=True)
-        # Noted before it runs: the first one starts others.
-        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+    def _started(self, function: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=self._watched, args=(function, *arguments), daemon=True)
         thread.start()
+        return thread
+
+    def _watched(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:  # noqa: BLE001 - the boundary of a thread: `close` raises it
+            self._failures.append(error)
+
+    # -- accepting -------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        while True:
-            try:
+        try:
+            while True:
                 client, _ = self._listener.accept()
-            except OSError:  # closed by `close`
-                return
-            self._serve(client)
+                self._serve(client)
+        except OSError:
+            if not self._closing.is_set():  # no descriptor is left, say
+                raise
+        finally:
+            _shut(self._listener)  # from here on clients see that nobody listens
 
     def _serve(self, client: socket.socket) -> None:
-        daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            daemon.connect(self._target)
+            daemon = self._to_daemon()
         except OSError:  # the daemon is down, and the client shall see just that
+            client.close()
+            return
+        try:
+            link = _Link(client, daemon, self._passage(next(self._numbers)))
+        except Exception as error:  # noqa: BLE001 - the boundary: a passage may raise anything
+            self._failures.append(error)
             client.close()
             daemon.close()
             return
         with self._lock:
             self._open |= {client, daemon}
-        link = _Link(client, daemon, self._passage(next(self._numbers)), threading.Barrier(2))
-        self._start(self._pump, link, FROM_CLIENT)
-        self._start(self._pump, link, FROM_DAEMON)
+        pumps = [self._started(self._pump, link, side) for side in (FROM_CLIENT, FROM_DAEMON)]
+        self._pumps = [*(each for each in self._pumps if each.is_alive()), *pumps]
+
+    def _to_daemon(self) -> socket.socket:
+        daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        daemon.setblocking(False)
+        # A connect that waits for a place in the daemon's backlog would wait on while the relay closes.
+        while code := daemon.connect_ex(self._target):
+            if code != errno.EAGAIN or self._closing.wait(_RETRY_CONNECT_S):
+                daemon.close()
+                raise OSError(code, os.strerror(code))
+        daemon.setblocking(True)
+        return daemon
+
+    # -- passing on ------------------------------------------------------------------------------------
 
     def _pump(self, link: _Link, side: str) -> None:
         source, sink = (link.client, link.daemon) if side == FROM_CLIENT else (link.daemon, link.client)
@@ -93,18 +135,25 @@ class Relay:
             with suppress(OSError):
                 while data := source.recv(_READ_BYTES):
                     sink.sendall(link.passage.passed(side, data))
-        finally:  # a passage that raises ends its connection like a peer that went away
+        except BaseException:
+            # Neither peer may wait for what will never be passed on.
+            _shut(source)
+            _shut(sink)
+            raise
+        finally:
             self._end(link, side, sink)
 
     def _end(self, link: _Link, side: str, sink: socket.socket) -> None:
         # A client that has said its last word may still read; without its daemon it has nothing left to do.
         with suppress(OSError):
             sink.shutdown(socket.SHUT_WR if side == FROM_CLIENT else socket.SHUT_RDWR)
-        if link.both_done.wait() == 0:
-            with self._lock:
-                self._open -= {link.client, link.daemon}
-            link.client.close()
-            link.daemon.close()
+        with self._lock:
+            link.running.discard(side)
+            if link.running:
+                return
+            self._open -= {link.client, link.daemon}
+        link.client.close()
+        link.daemon.close()
 
 
 @dataclass(frozen=True)
@@ -112,7 +161,8 @@ class _Link:
     client: socket.socket
     daemon: socket.socket
     passage: Passage
-    both_done: threading.Barrier
+    running: set[str] = field(default_factory=lambda: {FROM_CLIENT, FROM_DAEMON})
+    """The sides that may still say something; the last one closes."""
 
 
 def _shut(peer: socket.socket) -> None:
