@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,33 @@ from hypercache_protocol.session import Limits
 
 URI = "hypercache://a/b"
 PING = line("ping")
+
+
+# -- what a request costs ------------------------------------------------------------------------------
+
+
+class Turns(trio.abc.Instrument):
+    """Counts how often the event loop let each task run."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[trio.lowlevel.Task] = Counter()
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Called by trio."""
+        self.counts[task] += 1
+
+
+async def test_a_request_that_waits_for_nothing_costs_one_turn_of_the_event_loop(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        assert (await client.ask("ping"))["status"] == "PONG"
+        turns = Turns()
+        trio.lowlevel.add_instrument(turns)
+        for _ in range(10):
+            assert (await client.ask("ping"))["status"] == "PONG"
+        trio.lowlevel.remove_instrument(turns)
+        del turns.counts[trio.lowlevel.current_task()]
+        assert max(turns.counts.values()) == 10
 
 
 # -- how bytes may come --------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ Rules:
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import count
 
@@ -33,12 +32,12 @@ from hypercache_protocol.session import (
 from hypercache_protocol.versions import WireVersion
 
 from .handlers import Handlers
+from .stream import Stream
 
 log = logging.getLogger(__name__)
 
 _READ_BYTES = 64 * 1024
 _FLUSH_BYTES = 64 * 1024
-_LAST_LOOK_S = 0.01
 _TURN = 64  # requests answered or refused before other connections get their turn
 
 
@@ -61,7 +60,7 @@ class Connection:
 
     def __init__(
         self,
-        stream: trio.SocketStream,
+        stream: Stream,
         connection_id: int,
         handlers: Handlers,
         version: WireVersion,
@@ -75,19 +74,20 @@ class Connection:
         self._out = bytearray()
         self._sending = trio.Lock()
         self._slots = trio.Semaphore(limits.max_in_flight)
-        self._reading = trio.CancelScope()
-        self._stopping = False
 
     def stop(self) -> None:
         """Close once all is answered that was asked by now."""
-        self._stopping = True
-        self._reading.cancel()
+        try:
+            self._stream.stop_receiving()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            log.debug("connection %d was gone before it was stopped", self._id)
 
     async def serve(self) -> None:
         """Serve until the end; the stream is closed on every way out."""
-        async with self._stream, trio.open_nursery() as answering:
-            with self._farewell():
-                await self._serve(answering)
+        with closing(self._stream):
+            async with trio.open_nursery() as answering:
+                with self._farewell():
+                    await self._serve(answering)
 
     @contextmanager
     def _farewell(self) -> Iterator[None]:
@@ -103,7 +103,7 @@ class Connection:
                 self._limits.send_timeout_s,
             )
             # Half a reply may be out; what another task sent after it would be read as its rest.
-            self._stream.socket.close()
+            self._stream.close()
         else:
             return
         self.stop()
@@ -114,8 +114,7 @@ class Connection:
             match event:
                 case NeedData():
                     await self._flush()
-                    if not await self._read() and self._stopping:
-                        return
+                    self._session.receive_data(await self._stream.receive(_READ_BYTES))
                 case RequestReceived():
                     await self._answer(event, answering)
                 case RequestRejected():
@@ -129,15 +128,6 @@ class Connection:
                     raise AssertionError("a daemon's session receives no replies")
             if turn % _TURN == 0:
                 await trio.lowlevel.checkpoint()
-
-    async def _read(self) -> bool:
-        """True where something came, be it the end. When the daemon stops, only what is there by now."""
-        last_s = trio.current_time() + _LAST_LOOK_S if self._stopping else math.inf
-        self._reading = trio.CancelScope(deadline=last_s)
-        with self._reading:
-            self._session.receive_data(await self._stream.receive_some(_READ_BYTES))
-            return True
-        return False
 
     async def _answer(self, event: RequestReceived, answering: trio.Nursery) -> None:
         reply = self._handlers.answer_now(event.request)
@@ -171,6 +161,8 @@ class Connection:
             await self._flush()
 
     async def _flush(self) -> None:
+        if self._out and not self._sending.locked():
+            del self._out[: self._stream.send_now(self._out)]
         if not self._out:
             return
         async with self._sending:
@@ -183,8 +175,8 @@ class Connection:
         """Send what is left, then read on for a moment: closing on unread bytes would reset the
         connection before the client has seen why."""
         await self._flush()
-        await self._stream.send_eof()
+        self._stream.send_eof()
         left = self._limits.drain_bytes
         with trio.move_on_after(self._limits.drain_s):
-            while left > 0 and (data := await self._stream.receive_some(_READ_BYTES)):
+            while left > 0 and (data := await self._stream.receive(_READ_BYTES)):
                 left -= len(data)

@@ -26,6 +26,7 @@ from hypercache_protocol.versions import WireVersion
 from .access import Access
 from .connection import Connection, ConnectionLimits
 from .handlers import Handlers
+from .stream import Stream
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,9 @@ class Server:
             return
         self.accepted += 1
         connection_id = self.accepted
-        connection = Connection(stream, connection_id, self.handlers, self.version, self.limits)
+        connection = Connection(
+            Stream(stream.socket), connection_id, self.handlers, self.version, self.limits
+        )
         self.connections[connection_id] = connection
         try:
             await connection.serve()

@@ -1,0 +1,88 @@
+"""A client's socket, read and written with no more turns of the event loop than there is to wait for.
+
+Trio's own SocketStream goes around the loop for every write, even one that the kernel takes at once, and
+looks before it waits. That is safe anywhere, and two thirds of what a small request costs. Here the rules
+are:
+1. `receive` always gives other tasks a turn; `send_now` never does, so its caller has to, now and then.
+2. One task receives and one sends at a time. `stop_receiving` and `close` may come from any task.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import trio
+
+
+class Stream:
+    """Wraps a connected stream socket, and owns it."""
+
+    def __init__(self, sock: trio.socket.SocketType) -> None:
+        self._socket = sock
+
+    async def receive(self, most_bytes: int) -> bytes:
+        """What came by now, once something did; b"" at the end.
+
+        Raises:
+            trio.BrokenResourceError: the peer is gone.
+            trio.ClosedResourceError: this side was closed.
+        """
+        while True:
+            await trio.lowlevel.wait_readable(self._descriptor())
+            try:
+                return os.read(self._descriptor(), most_bytes)
+            except BlockingIOError:  # the kernel may change its mind
+                continue
+            except OSError as error:
+                raise trio.BrokenResourceError from error
+
+    def send_now(self, data: bytes | bytearray | memoryview) -> int:
+        """How many bytes the kernel took without waiting.
+
+        Raises:
+            trio.BrokenResourceError, trio.ClosedResourceError: as for `receive`.
+        """
+        try:
+            return os.write(self._descriptor(), data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise trio.BrokenResourceError from error
+
+    async def send_all(self, data: bytes | bytearray) -> None:
+        """Send everything, waiting for the peer to read.
+
+        Raises:
+            trio.BrokenResourceError, trio.ClosedResourceError: as for `receive`.
+        """
+        with memoryview(data) as view:
+            sent = 0
+            while sent < len(view):
+                await trio.lowlevel.wait_writable(self._descriptor())
+                sent += self.send_now(view[sent:])
+
+    def stop_receiving(self) -> None:
+        """Take nothing more: what has arrived can still be received and then comes the end. What the peer
+        sends from now on fails at once over there, so it knows that nothing of it was seen."""
+        self._shut(socket.SHUT_RD)
+
+    def send_eof(self) -> None:
+        """Tell the peer that nothing more comes."""
+        self._shut(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close at once; whoever waits in here gets a ClosedResourceError. A second time does nothing."""
+        self._socket.close()
+
+    def _shut(self, direction: int) -> None:
+        try:
+            self._socket.shutdown(direction)
+        except OSError as error:
+            raise trio.BrokenResourceError from error
+
+    def _descriptor(self) -> int:
+        descriptor = self._socket.fileno()
+        if descriptor < 0:
+            raise trio.ClosedResourceError
+        return descriptor
