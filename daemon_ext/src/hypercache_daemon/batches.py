@@ -6,6 +6,8 @@ Each uri has a result of its own; a batch as a whole is refused only where its c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
+from operator import is_not
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -52,7 +54,7 @@ def located(store: Store, request: LocateMany) -> LocatedMany:
     if request.layouts:
         layouts = pack_layouts([_layout(store, hit) for hit in hits if hit is not None])
     return LocatedMany.trusted(
-        present=packed_bits([hit is not None for hit in hits]),
+        present=packed_bits(list(map(is_not, hits, repeat(None)))),  # in C: lookups spend their time here
         verifiable=packed_bits([hit is not None and hit.checksums is not None for hit in stored]),
         layouts=layouts,
     )

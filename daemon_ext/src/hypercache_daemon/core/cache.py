@@ -76,12 +76,10 @@ class Cache:
 
     def locate(self, uris: Sequence[str]) -> list[StoredObject | None]:
         """The committed objects of one batch, in its order; counts as a use of each."""
-        found = list(map(self._objects.get, uris))
-        hits = [stored for stored in found if stored is not None]
-        for tier, pool in self.pools.items():
+        for pool in self.pools.values():
             if pool.used_bytes:
-                pool.policy.touched([stored.uri for stored in hits if stored.tier is tier])
-        return found
+                pool.policy.touched(uris)  # it passes over what is absent, pinned, dirty or another pool's
+        return list(map(self._objects.get, uris))
 
     def newest_staged(self, uri: str) -> StagedWrite | None:
         """What clients wrote last under a uri and have not committed."""

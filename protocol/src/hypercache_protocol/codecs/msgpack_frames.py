@@ -16,6 +16,7 @@ Rules:
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import msgpack
@@ -32,6 +33,7 @@ NOBODY = 0
 MAX_ID = 1 << 53
 _HEADER = struct.Struct(">I")
 _MAX_DEPTH = 32
+_STRINGS = frozenset({str})
 _NOT_PLAIN = frozenset({dict, list, msgpack.Timestamp})
 _NOT_WHOLE = "a frame's body is not one whole msgpack value of lists, maps with string keys and plain values"
 
@@ -175,12 +177,12 @@ def _is_id(request_id: int) -> bool:
 
 
 def _is_sound(value: Any) -> bool:
-    # Level by level and only through containers, so a batch of plain strings costs one look at its list.
-    level = [value]
+    # Level by level and only through containers; of a batch of plain strings none is looked at in Python.
+    level = [value] if type(value) in _NOT_PLAIN else []
     for _ in range(_MAX_DEPTH):
         if not all(map(_has_sound_keys, level)):
             return False
-        level = [item for container in level for item in _items(container) if type(item) in _NOT_PLAIN]
+        level = [item for container in level for item in _containers(container)]
         if not level:
             return True
     return False
@@ -188,11 +190,13 @@ def _is_sound(value: Any) -> bool:
 
 def _has_sound_keys(container: Any) -> bool:
     if isinstance(container, dict):
-        return all(isinstance(name, str) for name in container)
+        return _STRINGS.issuperset(map(type, container))
     return not isinstance(container, msgpack.Timestamp)  # which no ext_hook is asked about
 
 
-def _items(container: Any) -> Any:
-    if isinstance(container, dict):
-        return container.values()
-    return container if isinstance(container, list) else ()
+def _containers(container: Any) -> Iterable[Any]:
+    """What is in a container and is not plain."""
+    items = container.values() if isinstance(container, dict) else container
+    if _NOT_PLAIN.isdisjoint(map(type, items)):
+        return ()
+    return [item for item in items if type(item) in _NOT_PLAIN]
