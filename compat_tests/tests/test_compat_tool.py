@@ -76,6 +76,20 @@ def test_a_sound_daemon_passes_and_what_came_later_than_its_wire_is_not_offered(
     assert status == 0
 
 
+def test_a_daemon_that_answers_frames_in_another_order_passes(daemon: DaemonProcess) -> None:
+    moved: list[int] = []
+
+    def backwards(frames: list[bytes]) -> list[bytes]:
+        moved.append(len(frames) - 1)
+        return frames[::-1]
+
+    path = str(daemon.folder / "f")
+    with relaying(path, daemon.socket_path, lambda _: Altered(in_order=backwards)):
+        report = run(path)
+    assert [each for each in report.results if each.outcome is Outcome.FAILED] == []
+    assert max(moved) > 10, "hardly anything was in another order"
+
+
 def test_a_wire_that_is_asked_for_and_not_spoken_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     with running_daemon(DaemonOptions(extra=("--wire", "1.1"))) as held:
         status, out = check(capsys, held.socket_path, "--wire", "2.0")
@@ -162,7 +176,7 @@ def test_a_fault_ends_with_status_1_and_the_check_that_it_breaks_says_so(
 ) -> None:
     fault = FAULTS[name]
     path = str(daemon.folder / "f")
-    with relaying(path, daemon.socket_path, fault.passage):
+    with relaying(path, daemon.socket_path, fault.passages()):
         status, out = check(capsys, path, "--format", "json", "--timeout", "5")
     report = json.loads(out)
     failed = {each["name"]: each for each in report["checks"] if each["outcome"] == "failed"}
@@ -179,7 +193,7 @@ def test_a_fault_is_named_by_the_check_for_it(daemon: DaemonProcess, name: str) 
     fault = FAULTS[name]
     path = str(daemon.folder / "f")
     about = [each for each in CHECKS if each.name.split(".")[0] == fault.check.split(".")[0]]
-    with relaying(path, daemon.socket_path, fault.passage):
+    with relaying(path, daemon.socket_path, fault.passages()):
         report = run(path, checks=about, timeout_s=5.0)
     failed = {each.check.name: each.reason for each in report.results if each.outcome is Outcome.FAILED}
     assert fault.words in failed[fault.check]
@@ -190,7 +204,7 @@ def test_what_a_daemon_does_not_remove_is_told(
     daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(daemon.folder / "f")
-    with relaying(path, daemon.socket_path, FAULTS["evict removes nothing"].passage):
+    with relaying(path, daemon.socket_path, FAULTS["evict removes nothing"].passages()):
         _, out = check(capsys, path, "--wire", "1.0")
     assert "Could not be removed, and is left in the cache:\n  hypercache://hypercache-compat/" in out
 
@@ -270,7 +284,7 @@ def swallow(serve: Any, peer: socket.socket) -> None:
 def faulty_report(daemon: DaemonProcess) -> Report:
     """A report with failures in it."""
     path = str(daemon.folder / "r")
-    with relaying(path, daemon.socket_path, FAULTS["a field is renamed"].passage):
+    with relaying(path, daemon.socket_path, FAULTS["a field is renamed"].passages()):
         return run(path, wanted=WireVersion(1, 0))
 
 
@@ -288,7 +302,7 @@ def test_junit_is_xml_that_counts_what_failed(
     daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(daemon.folder / "f")
-    with relaying(path, daemon.socket_path, FAULTS["a field is renamed"].passage):
+    with relaying(path, daemon.socket_path, FAULTS["a field is renamed"].passages()):
         status, out = check(capsys, path, "--wire", "1.0", "--format", "junit")
     suite = Xml.fromstring(out.split("\n", 1)[1])
     failures = suite.findall("testcase/failure")

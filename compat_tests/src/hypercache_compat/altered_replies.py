@@ -28,6 +28,10 @@ ID = "#id"
 _HEADER = struct.Struct(">I")
 
 
+InOrder = Callable[[list[bytes]], list[bytes]]
+"""The frames of the daemon that came together, in the order in which the client gets them."""
+
+
 class HangUp(ConnectionError):
     """Raised by a rule that ends the connection."""
 
@@ -42,12 +46,23 @@ def unchanged_reply(_: Fields, reply: Fields) -> Fields:
     return reply
 
 
+def as_they_came(frames: list[bytes]) -> list[bytes]:
+    """The rule that changes no order."""
+    return frames
+
+
 class Altered:
     """One connection's passage. What is no message passes as it is."""
 
-    def __init__(self, on_request: OnRequest = unchanged, on_reply: OnReply = unchanged_reply) -> None:
+    def __init__(
+        self,
+        on_request: OnRequest = unchanged,
+        on_reply: OnReply = unchanged_reply,
+        in_order: InOrder = as_they_came,
+    ) -> None:
         self._on_request = on_request
         self._on_reply = on_reply
+        self._in_order = in_order
         self._rest = {FROM_CLIENT: b"", FROM_DAEMON: b""}
         self._asked: list[Fields] = []
         self._framed = False
@@ -57,10 +72,13 @@ class Altered:
         """The whole messages in `data`, as the rules make them."""
         with self._lock:
             self._rest[side] += data
-            out = b""
+            reorders = self._framed and side == FROM_DAEMON  # the answer to a hello is no frame yet
+            messages = []
             while message := self._next(side):
-                out += self._changed(side, message)
-            return out
+                messages.append(self._changed(side, message))
+            if reorders:
+                messages = self._in_order(messages)
+            return b"".join(messages)
 
     def _next(self, side: str) -> bytes:
         """The next whole line or frame, newline and length among it; b"" until there is one."""

@@ -4,37 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 
-from .altered_replies import ID, Altered, Fields, HangUp, OnReply, OnRequest, unchanged, unchanged_reply
+from .altered_replies import ID, Altered, Fields, HangUp, OnReply, OnRequest
+from .fault import Fault
+from .seeded_session_faults import SESSION_FAULTS
 
 _LAYOUTS = ("HIT", "INGESTED", "WRITESTAGED")
 _KNOWN = {"action", "uri", "size_bytes", "auto_flush_s3", "auto_ingest", "pinned", "tier", ID}
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A rule for what passes; `passage` makes it anew for each connection.
-
-    `check` is the name of a check that must fail, and `words` are in what it says.
-    """
-
-    check: str
-    words: str
-    on_request: Callable[[], OnRequest] = lambda: unchanged
-    on_reply: Callable[[], OnReply] = lambda: unchanged_reply
-
-    def passage(self, _: int) -> Altered:
-        return Altered(self.on_request(), self.on_reply())
-
-
 def _reply(check: str, words: str, rule: OnReply) -> Fault:
-    return Fault(check, words, on_reply=lambda: rule)
+    return _reply_anew(check, words, lambda: rule)
+
+
+def _reply_anew(check: str, words: str, rule: Callable[[], OnReply]) -> Fault:
+    """A rule that remembers, made anew for each connection."""
+    return Fault(check, words, lambda: lambda _: Altered(on_reply=rule()))
 
 
 def _request(check: str, words: str, rule: OnRequest) -> Fault:
-    return Fault(check, words, on_request=lambda: rule)
+    return Fault(check, words, lambda: lambda _: Altered(on_request=rule))
 
 
 def _when(status: str, change: Callable[[Fields], Fields], action: str | None = None) -> OnReply:
@@ -108,6 +98,14 @@ def _whole_layout() -> OnReply:
 def _falling_generation() -> OnReply:
     numbers = count(1 << 40, -1)
     return lambda _, reply: {**reply, "generation": next(numbers)} if "generation" in reply else reply
+
+
+_instances = count()
+
+
+def _instance_per_connection() -> OnReply:
+    instance_id = f"instance {next(_instances)}"
+    return lambda _, reply: {**reply, "instance_id": instance_id} if "instance_id" in reply else reply
 
 
 def _refuse_unknown_fields(request: Fields) -> Fields:
@@ -209,7 +207,7 @@ FAULTS: dict[str, Fault] = {
     "chunks are out of order": _reply(
         "locate.hit", "chunk 0 lies at", _when("HIT", _chunks(lambda chunks: chunks[::-1]))
     ),
-    "replies are shifted by one": Fault("transport.replies-in-order", "speaks of", on_reply=_shifted),
+    "replies are shifted by one": _reply_anew("transport.replies-in-order", "speaks of", _shifted),
     "a status word is changed": _reply("pin", "'PINNED'", _when("PONG", _with(status="PINNED"), "pin")),
     "the commit's word is changed": _reply(
         "write.commit", "'DONE'", _when("WRITECOMMITTED", _with(status="DONE"))
@@ -224,7 +222,7 @@ FAULTS: dict[str, Fault] = {
         "locate.miss", "not MISS", _when("MISS", _with(status="ERROR", error_message="no"), "locate")
     ),
     "evict removes nothing": _request("evict", "HIT", _keep_everything),
-    "append gives the whole layout": Fault("write.append", "only the new chunks", on_reply=_whole_layout),
+    "append gives the whole layout": _reply_anew("write.append", "only the new chunks", _whole_layout),
     "a commit of nothing succeeds": _reply("write.never-staged", "not ERROR", _commit_of_nothing),
     "unknown fields are refused": _request(
         "transport.unknown-fields", "locate with unknown fields", _refuse_unknown_fields
@@ -234,6 +232,12 @@ FAULTS: dict[str, Fault] = {
     ),
     "ping lacks its instance_id": _reply(
         "ping.fields", "instance_id", _when("PONG", _without("instance_id"))
+    ),
+    "instance_id is another on each connection": _reply_anew(
+        "ping.fields", "instance_id differs from connection to connection", _instance_per_connection
+    ),
+    "hello tells another instance_id than ping": _reply(
+        "hello.instance", "hello says instance_id 'x'", _when("HELLO", _with(instance_id="x"))
     ),
     "local_only is told as COMMITTED": _reply(
         "local-only", "not LOCAL_ONLY", _when("HIT", _with(sync_status="COMMITTED"))
@@ -251,9 +255,9 @@ FAULTS: dict[str, Fault] = {
     "locate tells no sync_status": _reply(
         "sync-status.told", "before the commit", _when("HIT", _without("sync_status"))
     ),
-    "the generation does not grow": Fault("generation.grows", "after", on_reply=_falling_generation),
+    "the generation does not grow": _reply_anew("generation.grows", "after", _falling_generation),
     "later versions are not understood": _reply("hello.future", "9.7", _blind_to_the_future),
-    "replies in frames have each other's ids": Fault("frames.ids", "answered twice", on_reply=_crossed_ids),
+    "replies in frames have each other's ids": _reply_anew("frames.ids", "answered twice", _crossed_ids),
     "the announced batch is too large": _reply(
         "limits.batch", "were answered with ERROR", _when("HELLO", _greedy_limits)
     ),
@@ -263,5 +267,6 @@ FAULTS: dict[str, Fault] = {
     "a column is off by one": _reply(
         "batches.agree-with-singles", "checksums of uri 0", _when("LOCATED_MANY", _moved_checksums)
     ),
+    **SESSION_FAULTS,
 }
 """What is wrong -> how, and which check says so."""

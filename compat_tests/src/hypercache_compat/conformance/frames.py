@@ -37,7 +37,7 @@ from hypercache_protocol.messages import (
 from hypercache_protocol.versions import WIRE_2_0
 
 from .checks import ODD_SIZE, Bench, Check, locate, stage
-from .shell import Connection, NotOffered, expect
+from .shell import Connection, Fields, NotOffered, expect
 from .transport import GREASE
 
 _MOST_TRIED = 1 << 16
@@ -107,13 +107,24 @@ def ids(bench: Bench) -> None:
         for request_id, uri in zip(_IDS, uris, strict=True)
     ]
     connection.send_bytes(b"".join(frames))
-    found = {}
-    for _ in _IDS:
-        request_id, _, fields = connection.read_frame()
-        expect(request_id not in found, f"the id {request_id} was answered twice")
-        found[request_id] = fields.get("object_size")
+    answers = answers_by_id(connection, len(_IDS))
+    found = {request_id: fields.get("object_size") for request_id, (_, fields) in answers.items()}
     wanted = {request_id: size for size, request_id in enumerate(_IDS, 1)}
     expect(found == wanted, f"object sizes by id are {found} and should be {wanted}")
+
+
+def answers_by_id(connection: Connection, count: int) -> dict[int, tuple[str, Fields]]:
+    """The words and fields of the next `count` frames, in whatever order they come.
+
+    Raises:
+        CheckFailed: two have one id.
+    """
+    found: dict[int, tuple[str, Fields]] = {}
+    for _ in range(count):
+        request_id, word, fields = connection.read_frame()
+        expect(request_id not in found, f"the id {request_id} was answered twice")
+        found[request_id] = word, fields
+    return found
 
 
 def byte_by_byte(bench: Bench) -> None:
@@ -186,7 +197,7 @@ def frame_limit(bench: Bench) -> None:
     connection.send_bytes(struct.pack(">I", len(body)) + body)
     expect(connection.read_frame()[:2] == (1, "PONG"), f"a frame of {len(body)} bytes got no PONG")
     connection.send_bytes(struct.pack(">I", len(body) + 1) + b"\x93")
-    _ends(connection, "a frame of one byte more than announced")
+    ends(connection, "a frame of one byte more than announced")
     bystander.get(Ping(), PongReply)
 
 
@@ -215,13 +226,17 @@ def _ended_by(bench: Bench, data: bytes, what: str) -> None:
     bystander, _ = bench.connect_framed()
     connection, _ = bench.connect_framed()
     connection.send_bytes(data)
-    _ends(connection, what)
+    ends(connection, what)
     bystander.get(Ping(), PongReply)
     bench.connect().get(Ping(), PongReply)
 
 
-def _ends(connection: Connection, what: str) -> None:
-    """Whatever is still said is an error under the id of nobody; then the daemon closes."""
+def ends(connection: Connection, what: str) -> None:
+    """Nothing where all that is still said is an error under the id of nobody, and then the daemon closes.
+
+    Raises:
+        CheckFailed: `what` was answered otherwise, or the connection stays open.
+    """
     connection.end()
     while connection.has_more():
         request_id, word, _ = connection.read_frame()
