@@ -237,6 +237,7 @@ def _engine(settings: Config, counters: Counters) -> Engine:
         log=log,
         tier=settings.tier,
         overwrite=settings.overwrite,
+        seals=settings.seal_for_old_daemons,
         transfer_timeout_s=settings.transfer_timeout_s,
     )
 

@@ -68,6 +68,7 @@ class Config(BaseModel):
     tier: Annotated[Tier, _word(Tier)] = Tier.NVME
     direct_io: Annotated[DirectIo, _word(DirectIo)] = DirectIo.AUTO
     overwrite: bool = False
+    seal_for_old_daemons: bool = False
     wire: Annotated[WireVersion, BeforeValidator(_wire_version)] = LATEST
     timeout_s: Seconds = 5.0
     transfer_timeout_s: Seconds = 30.0

@@ -65,22 +65,32 @@ def doubt_about(reply: Answer, size_bytes: int | None = None) -> Outcome:
         return Outcome.NO_SYNC_STATUS
     if reply.sync_status is SyncStatus.STAGED:
         return Outcome.STAGED
-    if size_bytes is not None and reply.object_size != size_bytes:
-        return Outcome.WRONG_SIZE
     if any(chunk.checksum is None for chunk in reply.chunk_layout):
         return Outcome.NO_CHECKSUM
-    return _doubt_about_lengths(reply.chunk_layout, reply.object_size)
+    if size_bytes is not None and reply.object_size != size_bytes:
+        return Outcome.WRONG_SIZE
+    return doubt_about_lengths(reply.chunk_layout, reply.object_size)
 
 
-def doubt_about_stage(reply: Answer, size_bytes: int) -> Outcome:
-    """OK if the blocks that were staged are what `size_bytes` need, else the reason."""
+def doubt_about_stage(reply: Answer, size_bytes: int, *, named: bool = True) -> Outcome:
+    """OK if the blocks that were staged are what `size_bytes` need, else the reason.
+
+    Args:
+        named: whether the staged write must have an id.
+    """
     if not isinstance(reply, StagedReply):
         return refusal(reply)
     if reply.object_size != size_bytes:
         return Outcome.WRONG_SIZE
-    if reply.stage_id is None:
+    if named and reply.stage_id is None:
         return Outcome.NO_STAGE_ID
-    return _doubt_about_lengths(reply.chunk_layout, size_bytes)
+    return doubt_about_lengths(reply.chunk_layout, size_bytes)
+
+
+def doubt_about_lengths(layout: Sequence[ChunkLocation], size_bytes: int) -> Outcome:
+    """OK if the chunks make up `size_bytes`, else BAD_LAYOUT."""
+    fits = sum(chunk.length for chunk in layout) == size_bytes
+    return Outcome.OK if fits else Outcome.BAD_LAYOUT
 
 
 def chunks_of(answer: Answer) -> tuple[ChunkLocation, ...]:
@@ -100,6 +110,27 @@ def transfers(index: int, layout: Sequence[ChunkLocation], buffer: Buffer) -> li
     return planned
 
 
+def cut(layout: Sequence[ChunkLocation], at_bytes: int) -> tuple[list[ChunkLocation], list[ChunkLocation]]:
+    """The layout of an object's first `at_bytes` and that of the rest, without checksums: those are of whole
+    chunks."""
+    before: list[ChunkLocation] = []
+    after: list[ChunkLocation] = []
+    left = at_bytes
+    for chunk in layout:
+        here = min(left, chunk.length)
+        before += _section(chunk, 0, here)
+        after += _section(chunk, here, chunk.length)
+        left -= here
+    return before, after
+
+
+def _section(chunk: ChunkLocation, start: int, end: int) -> list[ChunkLocation]:
+    if start == end:
+        return []
+    offset = chunk.offset + start
+    return [ChunkLocation.trusted(device=chunk.device, offset=offset, length=end - start, tier=chunk.tier)]
+
+
 def interleaved(planned: Sequence[ChunkTransfer]) -> list[ChunkTransfer]:
     """The same transfers with the devices taking turns, so that all of them have work at once."""
     queues: dict[str, list[ChunkTransfer]] = {}
@@ -113,8 +144,3 @@ def interleaved(planned: Sequence[ChunkTransfer]) -> list[ChunkTransfer]:
 
 def _present(turns: Iterator[ChunkTransfer | None]) -> Iterator[ChunkTransfer]:
     return (transfer for transfer in turns if transfer is not None)
-
-
-def _doubt_about_lengths(layout: Sequence[ChunkLocation], size_bytes: int) -> Outcome:
-    fits = sum(chunk.length for chunk in layout) == size_bytes
-    return Outcome.OK if fits else Outcome.BAD_LAYOUT

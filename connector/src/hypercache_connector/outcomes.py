@@ -37,6 +37,7 @@ class Outcome(str, Enum):
     RAM_FILE_GONE = "ram_file_gone"
     SHORT_TRANSFER = "short_transfer"
     CHECKSUM_MISMATCH = "checksum_mismatch"
+    SEAL_BROKEN = "seal_broken"
 
     NO_SPACE = "no_space"
     STALE_STAGE = "stale_stage"
@@ -81,11 +82,12 @@ class Counters:
         with self._lock:
             self._groups.setdefault(group, Counter())[name] += amount
 
-    def add_outcomes(self, group: str, outcomes: Iterable[Outcome]) -> None:
-        """Count each outcome once."""
+    def add_outcomes(self, group: str, outcomes: Iterable[Outcome]) -> dict[str, int]:
+        """Count each outcome once. Returns how often each of these was there, by its name."""
         counted = by_name(outcomes)
         with self._lock:
             self._groups.setdefault(group, Counter()).update(counted)
+        return counted
 
     def snapshot(self) -> dict[str, dict[str, int]]:
         """Every count so far, by group and name."""

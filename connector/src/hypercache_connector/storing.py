@@ -2,9 +2,10 @@
 
 Rules:
 1. A key is stored only once the daemon acknowledged its commit, which carries the checksum of every chunk
-   and names the very staged write that was filled.
+   and names the very staged write that was filled. With a daemon that knows neither, it is sealed (where
+   that is turned on): the object then tells by itself whether its bytes are whole.
 2. The checksum is that of the caller's bytes, not of what a device gave back.
-3. What is stored already, with checksums and in the same size, is not written again unless asked for.
+3. What is stored already, verifiable and in the same size, is not written again unless asked for.
 4. A staged write that could not be filled is given back at once; what is left behind when the daemon
    can't be reached, it drops by itself.
 5. The parts have a connection each. While the daemon makes the staging or the commits of one part durable,
@@ -19,18 +20,21 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hypercache_protocol.messages import (
+    ChunkLocation,
     CommittedReply,
     CommitWrite,
     Evict,
+    HitReply,
     StagedReply,
     StageWrite,
 )
 
 from .checksum import crc32
 from .direct_io import Buffer
-from .layouts import ChunkTransfer, doubt_about, doubt_about_stage, interleaved, refusal, transfers
+from .engine import ANY_DAEMON, STORE_NEEDS, Engine, committed, exchanged, located, transfer_failed
+from .layouts import Answer, ChunkTransfer, doubt_about_stage, interleaved, refusal, transfers
 from .outcomes import Outcome
-from .transfers import STORE_NEEDS, Engine, exchanged, located, transfer_failed
+from .sealed_objects import SealedObject, doubt_about_object
 
 _VAIN = frozenset(
     {
@@ -48,6 +52,8 @@ _VAIN = frozenset(
 )
 """After these the staged write is certainly there, is ours, and will never be committed."""
 
+_NOT_COMMITTED = (Outcome.ABSENT, Outcome.STAGED)
+
 
 _PARTS = 4
 """Enough for the daemon to make several parts durable together; more would only split the exchanges."""
@@ -63,6 +69,30 @@ class _Write:
     was_absent: bool = False
     staged: StagedReply | None = None
     checksums: list[int] = field(default_factory=list)
+    sealed: SealedObject | None = None
+    """The form that it is stored in, where the daemon knows no checksums."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the object to be."""
+        return self.sealed.size_bytes if self.sealed else self.buffer.size_bytes
+
+    def transfers(self, index: int, layout: Sequence[ChunkLocation]) -> list[ChunkTransfer]:
+        """What moves it to a layout whose lengths were checked."""
+        if self.sealed:
+            return self.sealed.transfers(index, layout)
+        return transfers(index, layout, self.buffer)
+
+    def commit(self) -> CommitWrite:
+        """The request that makes the staged write the object."""
+        if self.sealed or not self.staged:
+            return CommitWrite(uri=self.uri)
+        return CommitWrite(
+            uri=self.uri,
+            local_only=True,
+            chunk_checksums=tuple(self.checksums),
+            stage_id=self.staged.stage_id,
+        )
 
 
 def store(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> list[Outcome]:
@@ -108,24 +138,50 @@ def _going(writes: Sequence[_Write]) -> list[_Write]:
 
 
 def _look(engine: Engine, writes: Sequence[_Write]) -> None:
+    unsure: list[_Write] = []
     for write, answer in zip(writes, located(engine, [write.uri for write in writes]), strict=True):
         if isinstance(answer, Outcome):
             write.outcome = answer
             continue
-        doubt = doubt_about(answer, write.buffer.size_bytes)
-        write.was_absent = doubt in (Outcome.ABSENT, Outcome.STAGED)
+        doubt = doubt_about_object(engine, write.uri, answer, write.buffer.size_bytes)
+        write.was_absent = doubt in _NOT_COMMITTED
         if doubt is Outcome.OK:
             write.outcome = Outcome.ALREADY_STORED
+            unsure += [write] if _tells_no_state(answer) else []
+    for write, state in zip(unsure, committed(engine, [write.uri for write in unsure]), strict=True):
+        write.was_absent = state in _NOT_COMMITTED
+        if state is not Outcome.OK:
+            write.outcome = None if write.was_absent else state
+
+
+def _tells_no_state(answer: Answer) -> bool:
+    return isinstance(answer, HitReply) and answer.sync_status is None
 
 
 def _stage(engine: Engine, writes: Sequence[_Write]) -> None:
+    _stage_with(engine, writes, STORE_NEEDS)
+    if engine.seals:
+        old = [write for write in writes if write.outcome is Outcome.DAEMON_TOO_OLD]  # nothing was asked yet
+        for write, sealed in zip(old, engine.writers.map(_sealed, old, None), strict=True):
+            write.sealed = sealed
+            write.outcome = None if sealed else Outcome.CLOSED
+        _stage_with(engine, _going(old), ANY_DAEMON)
+
+
+def _sealed(write: _Write) -> SealedObject:
+    sealed = SealedObject(write.uri, write.buffer)
+    sealed.seal()
+    return sealed
+
+
+def _stage_with(engine: Engine, writes: Sequence[_Write], needs: frozenset[str]) -> None:
     requests = [
-        StageWrite(uri=write.uri, size_bytes=write.buffer.size_bytes, auto_flush_s3=False, tier=engine.tier)
+        StageWrite(uri=write.uri, size_bytes=write.size_bytes, auto_flush_s3=False, tier=engine.tier)
         for write in writes
     ]
-    for write, answer in zip(writes, exchanged(engine, requests, STORE_NEEDS), strict=True):
+    for write, answer in zip(writes, exchanged(engine, requests, needs), strict=True):
         write.staged = answer if isinstance(answer, StagedReply) else None
-        doubt = doubt_about_stage(answer, write.buffer.size_bytes)
+        doubt = doubt_about_stage(answer, write.size_bytes, named=not write.sealed)
         write.outcome = None if doubt is Outcome.OK else doubt
 
 
@@ -133,7 +189,7 @@ def _fill(engine: Engine, writes: Sequence[_Write], deadline: float) -> None:
     planned: list[ChunkTransfer] = []
     for index, write in enumerate(writes):
         layout = write.staged.chunk_layout if write.staged else ()
-        planned += transfers(index, layout, write.buffer)
+        planned += write.transfers(index, layout)
         write.checksums = [0] * len(layout)
     planned = interleaved(planned)
     skipped: int | Outcome = Outcome.CLOSED
@@ -159,20 +215,19 @@ def _write_chunk(engine: Engine, deadline: float, transfer: ChunkTransfer) -> in
 
 
 def _commit(engine: Engine, writes: Sequence[_Write]) -> None:
-    requests = [
-        CommitWrite(
-            uri=write.uri,
-            local_only=True,
-            chunk_checksums=tuple(write.checksums),
-            stage_id=write.staged.stage_id if write.staged else None,
-        )
-        for write in writes
-    ]
-    for write, answer in zip(writes, exchanged(engine, requests, STORE_NEEDS), strict=True):
-        committed = isinstance(answer, CommittedReply) and answer.object_size == write.buffer.size_bytes
-        write.outcome = Outcome.OK if committed else refusal(answer)
-        if committed:
+    _commit_with(engine, [write for write in writes if not write.sealed], STORE_NEEDS)
+    _commit_with(engine, [write for write in writes if write.sealed], ANY_DAEMON)
+
+
+def _commit_with(engine: Engine, writes: Sequence[_Write], needs: frozenset[str]) -> None:
+    answers = exchanged(engine, [write.commit() for write in writes], needs)
+    for write, answer in zip(writes, answers, strict=True):
+        done = isinstance(answer, CommittedReply) and answer.object_size == write.size_bytes
+        write.outcome = Outcome.OK if done else refusal(answer)
+        if done:
             engine.counters.add("bytes", "stored", write.buffer.size_bytes)
+            if write.sealed:
+                engine.counters.add("sealed", "stored")
 
 
 def _give_back(engine: Engine, writes: Sequence[_Write]) -> None:

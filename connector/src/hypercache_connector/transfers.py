@@ -2,41 +2,31 @@
 (storing.py has the store.)
 
 Rules:
-1. Each key has an outcome of its own; what goes wrong with one never fails another. Only an exchange with
-   the daemon that breaks off fails every key in it: none of its replies can be trusted.
-2. A load is OK only if every chunk was read whole and its bytes in the caller's buffer sum up to the
-   checksum that the commit gave. What a buffer holds after a miss is undefined.
+1. Each key has an outcome of its own; what goes wrong with one never fails another.
+2. A load is OK only if every chunk was read whole and the bytes in the caller's buffer are what was stored:
+   each chunk sums up to the checksum that the commit gave, or all of it to what the object's seal says. What
+   a buffer holds after a miss is undefined.
 3. Bytes move straight between the caller's buffers and the devices, all chunks of a batch side by side.
-4. A store is OK only once the daemon acknowledged the commit.
 """
 
 from __future__ import annotations
 
-import errno
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
 
-from hypercache_protocol import LocalProtocolError, Tier
-from hypercache_protocol.messages import Evict, EvictedReply, Locate, Request
+from hypercache_protocol import Tier
+from hypercache_protocol.messages import Evict, EvictedReply
 
 from .checksum import crc32
-from .client import Client
-from .connection import DaemonUnavailable
-from .devices import Devices
 from .direct_io import Buffer
-from .layouts import Answer, ChunkTransfer, chunks_of, doubt_about, interleaved, refusal, transfers
-from .outcomes import Counters, Outcome, ThrottledLog
-from .workers import ChunkWorkers
+from .engine import Engine, answered, committed, exchanged, located, transfer_failed
+from .layouts import Answer, ChunkTransfer, chunks_of, interleaved, refusal, transfers
+from .outcomes import Outcome
+from .sealed_objects import SealedObject, doubt_about_object, looked_up, needs_seal
 
-_Answer = TypeVar("_Answer")
-
-LOAD_NEEDS = frozenset({"chunk_checksums", "sync_status"})
-STORE_NEEDS = LOAD_NEEDS | {"local_only", "stage_id"}
+__all__ = ["Engine", "delete", "load", "lookup"]
 
 _DAMAGE = frozenset(
     {Outcome.CHECKSUM_MISMATCH, Outcome.SHORT_TRANSFER, Outcome.RAM_FILE_GONE, Outcome.IO_ERROR}
@@ -44,31 +34,19 @@ _DAMAGE = frozenset(
 """What says that the stored bytes are lost. A device that this process can't open is another matter: it
 may be its own permissions, and others may read the object."""
 
-_ERRORS = {errno.EIO: Outcome.IO_ERROR, errno.ENOSPC: Outcome.NO_SPACE, errno.EDQUOT: Outcome.NO_SPACE}
-
-
-@dataclass(frozen=True)
-class Engine:
-    """What the operations work with."""
-
-    client: Client
-    devices: Devices
-    readers: ChunkWorkers
-    writers: ChunkWorkers
-    counters: Counters
-    log: ThrottledLog
-    tier: Tier = Tier.NVME
-    overwrite: bool = False
-    transfer_timeout_s: float = 30.0
+_UNVERIFIABLE = (Outcome.NO_CHECKSUM, Outcome.UNVERIFIABLE)
 
 
 # -- lookup and delete -----------------------------------------------------------------------------------
 
 
 def lookup(engine: Engine, uris: Sequence[str]) -> list[Outcome]:
-    """OK for each uri that a load could verify now; all are asked for in one exchange."""
-    outcomes = _answered(engine, len(uris), lambda: engine.client.lookup(uris, needs=LOAD_NEEDS))
-    engine.counters.add_outcomes("lookups", outcomes)
+    """OK for each uri that a load could verify now; all are asked for in one exchange. Where seals are
+    looked for, also for what may be sealed."""
+    outcomes = answered(engine, len(uris), lambda: engine.client.lookup(uris, needs=engine.load_needs))
+    if engine.seals:
+        outcomes = looked_up(engine, uris, outcomes)
+    _count(engine, "lookups", outcomes)
     return outcomes
 
 
@@ -80,6 +58,20 @@ def delete(engine: Engine, uris: Sequence[str]) -> list[Outcome]:
     return outcomes
 
 
+def _count(engine: Engine, group: str, outcomes: Sequence[Outcome]) -> None:
+    """Count what came of each key, and say what the unverifiable ones may be."""
+    counted = engine.counters.add_outcomes(group, outcomes)
+    unverifiable = sum(counted.get(outcome.value, 0) for outcome in _UNVERIFIABLE)
+    if unverifiable:
+        engine.log.note(
+            "unverifiable",
+            "%d of %d objects have no checksums, so they are misses until they are stored anew%s",
+            unverifiable,
+            len(outcomes),
+            "" if engine.seals else "; those that were sealed can be loaded with 'seal_for_old_daemons'",
+        )
+
+
 # -- load ------------------------------------------------------------------------------------------------
 
 
@@ -87,34 +79,56 @@ def load(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> list
     """Fill each buffer with its uri's object; OK where the bytes in it were verified.
 
     Args:
-        buffers: one writable buffer per uri, of exactly the object's size.
+        buffers: one writable buffer per uri, of exactly the object's size (of its payload's, if sealed).
     """
     deadline = time.monotonic() + engine.transfer_timeout_s
     hits = located(engine, uris)
-    doubts = [doubt_about(hit, buffer.size_bytes) for hit, buffer in zip(hits, buffers, strict=True)]
+    doubts = [
+        doubt_about_object(engine, uri, hit, buffer.size_bytes)
+        for uri, hit, buffer in zip(uris, hits, buffers, strict=True)
+    ]
+    sealed = {
+        index: SealedObject(uris[index], buffers[index])
+        for index, (hit, doubt) in enumerate(zip(hits, doubts, strict=True))
+        if doubt is Outcome.OK and needs_seal(hit, engine)
+    }
     planned = interleaved(
         [
             transfer
             for index, (hit, doubt) in enumerate(zip(hits, doubts, strict=True))
             if doubt is Outcome.OK
-            for transfer in transfers(index, chunks_of(hit), buffers[index])
+            for transfer in _planned(index, hit, buffers[index], sealed.get(index))
         ]
     )
     results = engine.readers.map(partial(_read_chunk, engine, deadline), planned, Outcome.CLOSED)
-    outcomes = _settled(hits, doubts, planned, results)
-    _count_loads(engine, buffers, outcomes)
+    outcomes = _opened(engine, sealed, _settled(hits, doubts, planned, results))
+    _count_loads(engine, buffers, outcomes, sealed)
     damaged = {transfer.index for transfer, result in zip(planned, results, strict=True) if result in _DAMAGE}
+    damaged |= {index for index in sealed if outcomes[index] is Outcome.SEAL_BROKEN}
     _heal(engine, [(uris[index], hits[index]) for index in sorted(damaged)])
     return outcomes
 
 
-def _count_loads(engine: Engine, buffers: Sequence[Buffer], outcomes: Sequence[Outcome]) -> None:
+def _planned(index: int, hit: Answer, buffer: Buffer, sealed: SealedObject | None) -> list[ChunkTransfer]:
+    layout = chunks_of(hit)
+    return sealed.transfers(index, layout) if sealed else transfers(index, layout, buffer)
+
+
+def _count_loads(
+    engine: Engine,
+    buffers: Sequence[Buffer],
+    outcomes: Sequence[Outcome],
+    sealed: Mapping[int, SealedObject],
+) -> None:
     loaded = (buffer.size_bytes for buffer, each in zip(buffers, outcomes, strict=True) if each.good)
     engine.counters.add("bytes", "loaded", sum(loaded))
-    engine.counters.add_outcomes("loads", outcomes)
+    if sealed:
+        engine.counters.add("sealed", "loaded", sum(outcomes[index].good for index in sealed))
+    _count(engine, "loads", outcomes)
 
 
 def _read_chunk(engine: Engine, deadline: float, transfer: ChunkTransfer) -> Outcome:
+    """OK where the chunk was read and verified; NO_CHECKSUM where it was read whole, and that is all."""
     if time.monotonic() >= deadline:
         return Outcome.TRANSFER_LATE
     view = transfer.part.view
@@ -124,6 +138,8 @@ def _read_chunk(engine: Engine, deadline: float, transfer: ChunkTransfer) -> Out
         return transfer_failed(engine, transfer, error)
     if moved != len(view):
         return Outcome.SHORT_TRANSFER
+    if transfer.checksum is None:
+        return Outcome.NO_CHECKSUM
     return Outcome.OK if crc32(view) == transfer.checksum else Outcome.CHECKSUM_MISMATCH
 
 
@@ -134,18 +150,26 @@ def _settled(
     results: Sequence[Outcome],
 ) -> list[Outcome]:
     """The outcome of each key: its doubt if there was one, else the first failure among its chunks, and OK
-    only if as many chunks were verified as it has."""
+    only if as many chunks were verified as it has. NO_CHECKSUM says that nothing else failed."""
     verified: Counter[int] = Counter()
     failures: dict[int, Outcome] = {}
     for transfer, result in zip(planned, results, strict=True):
         if result is Outcome.OK:
             verified[transfer.index] += 1
-        else:
-            failures.setdefault(transfer.index, result)
+        elif failures.get(transfer.index, Outcome.NO_CHECKSUM) is Outcome.NO_CHECKSUM:
+            failures[transfer.index] = result
     for index, doubt in enumerate(doubts):
         if doubt is Outcome.OK and verified[index] != len(chunks_of(hits[index])):
             failures.setdefault(index, Outcome.INTERNAL_ERROR)
     return [failures.get(index, doubt) for index, doubt in enumerate(doubts)]
+
+
+def _opened(engine: Engine, sealed: Mapping[int, SealedObject], outcomes: list[Outcome]) -> list[Outcome]:
+    """The same outcomes, with that of its seal for each sealed object of which all was read."""
+    read = [index for index in sealed if outcomes[index] is Outcome.NO_CHECKSUM]
+    results = engine.readers.map(lambda index: sealed[index].opened(), read, Outcome.CLOSED)
+    opened = dict(zip(read, results, strict=True))
+    return [opened.get(index, outcome) for index, outcome in enumerate(outcomes)]
 
 
 def _heal(engine: Engine, damaged: Sequence[tuple[str, Answer]]) -> None:
@@ -159,49 +183,8 @@ def _heal(engine: Engine, damaged: Sequence[tuple[str, Answer]]) -> None:
     # Replaced while it was read, an object is sound and stays; that it missed once is all.
     now = located(engine, [uri for uri, _ in damaged])
     still = [uri for (uri, reply), again in zip(damaged, now, strict=True) if again == reply]
+    if engine.seals:  # where the daemon tells no state, it may have been another's write under way
+        states = committed(engine, still)
+        still = [uri for uri, state in zip(still, states, strict=True) if state is Outcome.OK]
     evicted = exchanged(engine, [Evict(uri=uri) for uri in still])
     engine.counters.add("healing", "evicted", sum(isinstance(reply, EvictedReply) for reply in evicted))
-
-
-# -- with the daemon -------------------------------------------------------------------------------------
-
-
-def exchanged(
-    engine: Engine, requests: Sequence[Request], needs: frozenset[str] = frozenset()
-) -> list[Answer]:
-    """What came of each request. An exchange that broke off says the same of all of them."""
-    return _answered(engine, len(requests), lambda: engine.client.exchange(requests, needs=needs))
-
-
-def _answered(engine: Engine, count: int, ask: Callable[[], Sequence[_Answer]]) -> list[_Answer | Outcome]:
-    try:
-        return list(ask())
-    except DaemonUnavailable as error:
-        engine.log.note(error.outcome.value, "%s: %s", engine.client.socket_path, error)
-        return [error.outcome] * count
-    except LocalProtocolError as error:
-        engine.log.note("unsendable", "a request cannot be sent: %s", error)
-        return [Outcome.INTERNAL_ERROR] * count
-
-
-def located(engine: Engine, uris: Sequence[str]) -> list[Answer]:
-    """Where the daemon says each uri lies; nothing is fetched from a backend."""
-    return exchanged(engine, [Locate(uri=uri, auto_ingest=False) for uri in uris], LOAD_NEEDS)
-
-
-def transfer_failed(engine: Engine, transfer: ChunkTransfer, error: OSError) -> Outcome:
-    """The outcome of a chunk whose transfer raised `error`."""
-    if transfer.tier is Tier.RAM:
-        return _ram_transfer_failed(engine, transfer, error)
-    engine.devices.forget(transfer.device)  # it may be closed, replaced or gone
-    engine.log.note(f"device {transfer.device}", "%s: %s", transfer.device, error.strerror)
-    return _ERRORS.get(error.errno or 0, Outcome.DEVICE_FAILED)
-
-
-def _ram_transfer_failed(engine: Engine, transfer: ChunkTransfer, error: OSError) -> Outcome:
-    # A file vanishes with its object, so mostly this is an eviction that came first. Without its folder
-    # it is this process that sees another file system than the daemon.
-    if error.errno == errno.ENOENT and Path(transfer.device).parent.is_dir():
-        return Outcome.RAM_FILE_GONE
-    engine.log.note("ram", "%s: %s", transfer.device, error.strerror)
-    return _ERRORS.get(error.errno or 0, Outcome.DEVICE_FAILED)
