@@ -14,7 +14,12 @@ from hypercache_compat import matrix
 from hypercache_compat.grease import FEATURE, FIELDS, VERSION, Greased
 from hypercache_compat.matrix import Cell
 from hypercache_compat.matrix_cells import DAEMONS, GREASED, Meeting, Seen, Verdict, less, meeting
-from hypercache_compat.matrix_clients import CONNECTOR_BEHAVIOURS, OLD_BEHAVIOURS, ConnectorInCell
+from hypercache_compat.matrix_clients import (
+    CONNECTOR_BEHAVIOURS,
+    OLD_BEHAVIOURS,
+    SEALING_BEHAVIOURS,
+    ConnectorInCell,
+)
 from hypercache_compat.matrix_table import document
 from hypercache_compat.old_clients import OLD_CLIENT_VERSIONS
 from hypercache_compat.relay import FROM_CLIENT, FROM_DAEMON, relaying
@@ -26,6 +31,12 @@ pytestmark = pytest.mark.timeout(600)
 
 OLD = [f"hypercache-io {version}" for version in OLD_CLIENT_VERSIONS]
 CONNECTORS = [f"connector, wire {version}" for version in RELEASED]
+SEALING = "connector, wire 2.0, sealing"
+BEHAVIOURS = {
+    **dict.fromkeys(OLD, OLD_BEHAVIOURS),
+    **dict.fromkeys(CONNECTORS, CONNECTOR_BEHAVIOURS),
+    SEALING: SEALING_BEHAVIOURS,
+}
 COLUMNS = [*DAEMONS, GREASED]
 
 
@@ -41,10 +52,10 @@ def words(cell: Cell) -> dict[str, str]:
 
 
 def test_every_client_meets_every_daemon_and_nothing_fails(cells: dict[tuple[str, str], Cell]) -> None:
-    assert cells.keys() == {(client, daemon) for client in OLD + CONNECTORS for daemon in COLUMNS}
+    assert cells.keys() == {(client, daemon) for client in BEHAVIOURS for daemon in COLUMNS}
     assert [failure for cell in cells.values() for failure in cell.failures()] == []
     for (client, _), cell in cells.items():
-        assert cell.seen.keys() == (OLD_BEHAVIOURS if client in OLD else CONNECTOR_BEHAVIOURS).keys()
+        assert cell.seen.keys() == BEHAVIOURS[client].keys()
 
 
 def test_the_document_is_what_this_run_gives(cells: dict[tuple[str, str], Cell]) -> None:
@@ -68,6 +79,7 @@ WITHOUT_1_1 = {
     "store another size under a key": "degrades",
     "delete": "works",
     "a block without checksums is a miss": "works",
+    "a damaged block is a miss, and is healed": "degrades",
     "a new field that may be left out": "degrades",
     "a new field that may not": "refuses",
 }
@@ -83,6 +95,13 @@ def test_the_connector_speaks_the_best_of_both_and_needs_1_1(
     best = min(wire, held_to)
     assert cell.wire == str(best)
     assert words(cell) == (WHOLE if best >= WIRE_1_1 else WITHOUT_1_1)
+
+
+@pytest.mark.parametrize("daemon", COLUMNS)
+def test_a_connector_that_seals_works_everywhere(cells: dict[tuple[str, str], Cell], daemon: str) -> None:
+    cell = cells[SEALING, daemon]
+    assert cell.wire == {"daemon held to 1.0": "1.0", "daemon held to 1.1": "1.1"}.get(daemon, "2.0")
+    assert set(words(cell).values()) == {"works"}
 
 
 # -- red -----------------------------------------------------------------------------------------------
@@ -192,6 +211,12 @@ def test_a_wrong_byte_that_is_called_right_is_red(whole: Meeting, monkeypatch: p
     )
     cell = matrix.connector_cell(WIRE_2_0, whole)
     assert cell.seen["store, look up and load"].said.startswith("WrongBytes: a load of chunk-1 gave wrong")
+
+
+def test_a_seal_that_is_not_looked_at_is_red(first: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hypercache_connector.sealed_objects.unseal", lambda *_: True)
+    cell = matrix.connector_cell(WIRE_2_0, first, seals=True)
+    assert cell.seen["a damaged block is a miss, and is healed"].said.startswith("WrongBytes: a load of")
 
 
 def test_less_than_all_needs_two_versions() -> None:

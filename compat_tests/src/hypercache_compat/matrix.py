@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypercache_protocol.versions import RELEASED, WireVersion
+from hypercache_protocol.versions import LATEST, RELEASED, WireVersion
 
 from .matrix_cells import (
     DAEMONS,
@@ -31,7 +31,7 @@ from .matrix_cells import (
     greased_meeting,
     meeting,
 )
-from .matrix_clients import CONNECTOR_BEHAVIOURS, OLD_BEHAVIOURS, ConnectorInCell
+from .matrix_clients import CONNECTOR_BEHAVIOURS, OLD_BEHAVIOURS, SEALING_BEHAVIOURS, ConnectorInCell
 from .matrix_table import document
 from .old_clients import OLD_CLIENT_VERSIONS, old_client
 from .scenario_process import ScenarioProcess, running
@@ -68,11 +68,13 @@ def old_cell(version: str, client: ScenarioProcess, held: Meeting) -> Cell:
     return Cell(f"hypercache-io {version}", held.label, "1.0", seen)
 
 
-def connector_cell(wire: WireVersion, held: Meeting) -> Cell:
-    """How the connector fares with this daemon when it speaks at most `wire`."""
-    with ConnectorInCell(held, wire, _name(f"connector {wire}", held.label)) as cell:
-        seen = {what: _seen(behaviour, cell) for what, behaviour in CONNECTOR_BEHAVIOURS.items()}
-        return Cell(f"connector, wire {wire}", held.label, cell.wire, seen)
+def connector_cell(wire: WireVersion, held: Meeting, *, seals: bool = False) -> Cell:
+    """How the connector fares with this daemon when it speaks at most `wire`, and seals if told to."""
+    client = f"connector, wire {wire}" + (", sealing" if seals else "")
+    behaviours = SEALING_BEHAVIOURS if seals else CONNECTOR_BEHAVIOURS
+    with ConnectorInCell(held, wire, _name(client, held.label), seals=seals) as cell:
+        seen = {what: _seen(behaviour, cell) for what, behaviour in behaviours.items()}
+        return Cell(client, held.label, cell.wire, seen)
 
 
 def _seen(behaviour: Callable[[ConnectorInCell], Seen], cell: ConnectorInCell) -> Seen:
@@ -117,6 +119,7 @@ def column(held: Meeting, clients: dict[str, ScenarioProcess]) -> Iterator[Cell]
         yield old_cell(version, client, held)
     for wire in RELEASED:
         yield connector_cell(wire, held)
+    yield connector_cell(LATEST, held, seals=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -108,14 +108,19 @@ SIZES = (1, 70_001, 4 * MIB + 1)
 
 
 class ConnectorInCell(AbstractContextManager["ConnectorInCell"]):
-    """A connector and a client pinned to `wire`, and every warning that they log."""
+    """A connector and a client pinned to `wire`, and every warning that they log. `seals` turns on the
+    connector's `seal_for_old_daemons`."""
 
-    def __init__(self, meeting: Meeting, wire: WireVersion, name: str) -> None:
+    def __init__(self, meeting: Meeting, wire: WireVersion, name: str, *, seals: bool = False) -> None:
         self.meeting = meeting
         self.name = name
         self.mapping = UriMapping(name)
         self.connector = HyperCacheConnector(
-            namespace=name, socket_path=meeting.path, wire=str(wire), timeout_s=_DEADLINE_S
+            namespace=name,
+            socket_path=meeting.path,
+            wire=str(wire),
+            timeout_s=_DEADLINE_S,
+            seal_for_old_daemons=seals,
         )
         self.client = Client(meeting.path, _DEADLINE_S, version=wire)
         self._log = _Warnings()
@@ -240,8 +245,7 @@ def _delete(cell: ConnectorInCell) -> Seen:
 
 def _unverifiable(cell: ConnectorInCell) -> Seen:
     """A block that an old client wrote has no checksums: it must be a miss, whatever the daemon is."""
-    with cell.meeting.daemon.connect() as raw:
-        raw_wire.store(raw, cell.mapping.uri("old"), payload("old", 5000))
+    _store_by_hand(cell, "old")
     hits = [*cell.found(["old"]), *cell.loaded(["old"], [5000])]
     if any(hits):
         return Seen(Verdict.FAILS, "a block without checksums was called a hit")
@@ -250,6 +254,33 @@ def _unverifiable(cell: ConnectorInCell) -> Seen:
     return checked(
         bool(counts & reasons), f"a block without checksums was a miss and nothing says why: {counts}"
     )
+
+
+def _unsealed(cell: ConnectorInCell) -> Seen:
+    """The same where seals are looked for: a lookup cannot know better, a load must."""
+    _store_by_hand(cell, "unsealed")
+    before = cell.connector.status()["loads"].get("no_checksum", 0)
+    loaded = cell.loaded(["unsealed"], [5000])
+    after = cell.connector.status()["loads"].get("no_checksum", 0)
+    return checked((loaded, after - before) == ([False], 1), f"loaded {loaded}, counted {after - before}")
+
+
+def _store_by_hand(cell: ConnectorInCell, key: str) -> None:
+    with cell.meeting.daemon.connect() as raw:
+        raw_wire.store(raw, cell.mapping.uri(key), payload(key, 5000))
+
+
+def _damaged(cell: ConnectorInCell) -> Seen:
+    """One byte flipped on the device: a miss, and the next store finds nothing in its way."""
+    if not cell.store(["damaged"], [5000]):
+        return cell.degraded(False, "stores")
+    with cell.meeting.daemon.connect() as raw:
+        chunks = raw.ask("locate", uri=cell.mapping.uri("damaged"), auto_ingest=False)["chunk_layout"]
+    data = raw_wire.read_layout(chunks)
+    raw_wire.write_layout(chunks, bytes([data[0] ^ 1]) + data[1:])
+    missed = [*cell.loaded(["damaged"], [5000]), *cell.found(["damaged"])]
+    healed = [cell.store(["damaged"], [5000]), *cell.loaded(["damaged"], [5000])]
+    return checked(not any(missed) and all(healed), f"hits {missed}, stored anew and loaded {healed}")
 
 
 def _droppable(cell: ConnectorInCell) -> Seen:
@@ -302,6 +333,15 @@ CONNECTOR_BEHAVIOURS: dict[str, Callable[[ConnectorInCell], Seen]] = {
     "store another size under a key": _store_again,
     "delete": _delete,
     "a block without checksums is a miss": _unverifiable,
+    "a damaged block is a miss, and is healed": _damaged,
     "a new field that may be left out": _droppable,
     "a new field that may not": _essential,
 }
+
+_NOT_OF_SEALS = (_unverifiable, _droppable, _essential)
+
+SEALING_BEHAVIOURS: dict[str, Callable[[ConnectorInCell], Seen]] = {
+    **{name: each for name, each in CONNECTOR_BEHAVIOURS.items() if each not in _NOT_OF_SEALS},
+    "a block without checksums or seal is not loaded": _unsealed,
+}
+"""Of a connector that seals: it sends an old daemon no new field, so what comes of those is no matter."""

@@ -19,7 +19,7 @@ Written by `make matrix` from what happened when every client met every daemon; 
 where this file differs. Do not edit it.
 
 - Clients: hypercache-io as it was released, unchanged, and the connector held to each wire (its parameter
-  `wire`).
+  `wire`); once more where it seals its objects for old daemons (`seal_for_old_daemons`).
 - Daemons: `hypercached`, the same held to an older wire (`--wire`: it then knows no field and no action of a
   later one), and the same behind a relay that adds unknown fields and features to every message, both ways,
   on JSON lines and in frames.
@@ -30,7 +30,9 @@ where this file differs. Do not edit it.
 
 _CONSEQUENCES = """\
 Without wire 1.1 on both sides the connector cannot know that a block is right. It then stores nothing, and
-every lookup and load is a miss, counted as `daemon_too_old` in `status()`.
+every lookup and load is a miss, counted as `daemon_too_old` in `status()`. With `seal_for_old_daemons` each
+object carries its own checksums there, and a load counts only where these fit; a lookup may say yes to what
+turns out not to be sealed (connector/README.md says what else differs).
 """
 
 
