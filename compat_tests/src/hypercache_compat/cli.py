@@ -1,6 +1,7 @@
 """`hypercache-compat`: check a daemon, record what clients and a daemon say, and read such a record.
 
-Exit status: 0 where nothing required failed, 1 where something did, 2 where the command could not be run.
+Exit status: 0 where nothing required failed, 1 where something did, 2 where the command could not be run,
+130 where it was stopped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -20,7 +22,7 @@ from hypercache_protocol.negotiation import parsed
 
 from .capture import NoCapture, decoded, read_capture
 from .conformance import report as reports
-from .conformance.suite import Outcome, Report, Result, Unreachable, run, wires
+from .conformance.suite import Interrupted, Outcome, Report, Result, Unreachable, run, wires
 from .recording import Recorder, check_sockets, private
 from .relay import relaying
 
@@ -35,6 +37,10 @@ _STOPPED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # Not every terminal has all the letters that a daemon may say.
+            stream.reconfigure(errors="backslashreplace")
     parser = _parser()
     given = parser.parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = given.command
@@ -46,8 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _REFUSALS as refusal:
         print(f"hypercache-compat: {refusal}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("hypercache-compat: stopped", file=sys.stderr)
+        if isinstance(stop, Interrupted) and stop.left_behind:
+            print("\n".join(reports.left_behind_lines(stop.left_behind)), file=sys.stderr)
         return _STOPPED
 
 
@@ -65,9 +73,10 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "check",
         help="run the conformance suite against a live daemon",
         description="Run the conformance suite against a live daemon. It works under a name prefix of its "
-        "own and removes what it wrote; it needs a pool of 64 MiB, sends nothing to a backend, and leaves "
-        "a trace in the daemon's counters only.",
-        epilog="Exit status: 0 nothing required failed, 1 something did, 2 no daemon answers.",
+        "own and removes what it wrote, also where it is stopped; it needs a pool of 64 MiB, sends nothing "
+        "to a backend, and leaves a trace in the daemon's counters only.",
+        epilog="Exit status: 0 nothing required failed, 1 something did, 2 no daemon answers, "
+        "130 stopped by Ctrl-C or SIGTERM.",
     )
     parser.add_argument("--socket", required=True, metavar="PATH", help="the daemon's Unix socket")
     parser.add_argument(
@@ -130,7 +139,7 @@ def _seconds(word: str) -> float:
 
 def _check(given: argparse.Namespace) -> int:
     progress = _Progress(sys.stderr, is_quiet=given.quiet)
-    with progress:
+    with progress, _on_signals(_interrupt):
         report = run(
             given.socket,
             wanted=parsed(given.wire),
@@ -146,6 +155,21 @@ def _check(given: argparse.Namespace) -> int:
         sys.stdout.write(as_text(report))
     sys.stdout.flush()
     return 0 if report.conforms else 1
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _on_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """SIGINT, also where a shell had it ignored, and SIGTERM end the command as `handler` says."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, held in before.items():
+            signal.signal(number, held)
 
 
 def _has_colours(stream: IO[str]) -> bool:
@@ -209,16 +233,11 @@ def _record(given: argparse.Namespace) -> int:
         stopped.set()
 
     check_sockets(given.listen, given.to)
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with _made(given.output) as capture:
-            recorder = Recorder(capture, given.to, stopped)
-            with private(), relaying(given.listen, given.to, recorder.passage):
-                _say(f"recording what passes between {given.listen} and {given.to}; Ctrl-C ends it")
-                stopped.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with _on_signals(stop), _made(given.output) as capture:
+        recorder = Recorder(capture, given.to, stopped)
+        with private(), relaying(given.listen, given.to, recorder.passage):
+            _say(f"recording what passes between {given.listen} and {given.to}; Ctrl-C ends it")
+            stopped.wait()
     _say(f"{recorder.count} pieces, {recorder.size_bytes} bytes")
     if recorder.error is not None:
         raise recorder.error

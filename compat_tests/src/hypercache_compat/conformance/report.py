@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from textwrap import wrap
 from typing import Any
 from xml.etree import ElementTree as Xml
@@ -35,6 +36,14 @@ def plain(_: str, words: str) -> str:
     return words
 
 
+def printable(text: str) -> str:
+    """The text with all escaped that is no letter: what a daemon says must not reach a terminal as commands,
+    and XML has no way to write most control characters."""
+    return "".join(
+        letter if letter in "\n\t" or letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text
+    )
+
+
 # -- table ---------------------------------------------------------------------------------------------
 
 
@@ -51,7 +60,7 @@ def as_table(report: Report, paint: Paint = plain) -> str:
 
 def _headline(report: Report) -> str:
     name = report.offer.daemon or "A daemon that does not tell its name"
-    return f"{name} on {report.socket_path}, wire {report.offer.version}"
+    return printable(f"{name} on {report.socket_path}, wire {report.offer.version}")
 
 
 def _row(result: Result, paint: Paint) -> str:
@@ -60,7 +69,7 @@ def _row(result: Result, paint: Paint) -> str:
         word, colour = "failed", "yellow"
     reason = f"{result.outcome.value}: {result.reason}" if result.outcome is Outcome.NOT_OFFERED else ""
     tail = reason or (result.reason if result.outcome is Outcome.FAILED else "")
-    return f"{paint(colour, f'{word:<7}')} {result.check.name:<28} {_short(tail)}".rstrip()
+    return f"{paint(colour, f'{word:<7}')} {result.check.name:<28} {_short(printable(tail))}".rstrip()
 
 
 def _failure(result: Result, paint: Paint) -> Iterator[str]:
@@ -70,7 +79,7 @@ def _failure(result: Result, paint: Paint) -> Iterator[str]:
         ("seen", result.reason),
         ("means", result.check.means),
     ):
-        for number, line in enumerate(wrap(text, _WIDTH - 12)):
+        for number, line in enumerate(wrap(printable(text), _WIDTH - 12)):
             yield f"  {title if number == 0 else '':<9} {line}"
     yield "  bytes     > sent, < received, with the number of the connection"
     yield from (f"            {line}" for line in exchange_lines(result.exchange))
@@ -102,10 +111,15 @@ def _ascii(data: bytes) -> str:
 
 def _left_behind(report: Report, paint: Paint) -> Iterator[str]:
     if report.left_behind:
-        yield paint("yellow", "Could not be removed, and is left in the cache:")
-        yield from (f"  {uri}" for uri in report.left_behind[:_SHOWN_URIS])
-        if len(report.left_behind) > _SHOWN_URIS:
-            yield f"  … and {len(report.left_behind) - _SHOWN_URIS} more"
+        yield from left_behind_lines(report.left_behind, paint)
+
+
+def left_behind_lines(uris: Sequence[str], paint: Paint = plain) -> Iterator[str]:
+    """What an operator must know of objects that could not be removed."""
+    yield paint("yellow", "Could not be removed, and is left in the cache:")
+    yield from (f"  {uri}" for uri in uris[:_SHOWN_URIS])
+    if len(uris) > _SHOWN_URIS:
+        yield f"  … and {len(uris) - _SHOWN_URIS} more"
 
 
 def _verdict(report: Report, paint: Paint) -> str:
@@ -139,14 +153,21 @@ def as_markdown(report: Report) -> str:
                 "",
                 f"Checked: {result.check.what}",
             ]
-            lines += ["", f"Seen: {_cell(result.reason)}", "", f"Means: {result.check.means}", "", "```"]
-            lines += [*exchange_lines(result.exchange), "```"]
+            lines += ["", f"Seen: {_cell(result.reason)}", "", f"Means: {result.check.means}", ""]
+            lines += _block([*exchange_lines(result.exchange)])
     lines += ["", *_left_behind(report, plain)] if report.left_behind else []
     return "\n".join(lines) + "\n"
 
 
+def _block(lines: Sequence[str]) -> list[str]:
+    """The lines between fences that are none of theirs."""
+    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [fence, *lines, fence]
+
+
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return printable(text).replace("|", "\\|").replace("\n", " ")
 
 
 # -- JSON ----------------------------------------------------------------------------------------------
@@ -167,7 +188,6 @@ def as_json(report: Report) -> str:
                 "checks": [_as_object(result) for result in report.results],
             },
             indent=2,
-            ensure_ascii=False,
         )
         + "\n"
     )
@@ -216,20 +236,18 @@ def as_junit(report: Report) -> str:
         group = result.check.name.split(".")[0]
         case = Xml.SubElement(suite, "testcase", classname=f"hypercache.{group}", name=result.check.name)
         if result.is_fatal:
-            failure = Xml.SubElement(case, "failure", message=_xml_text(result.reason))
-            failure.text = _xml_text("\n".join(_failure(result, plain)))
+            failure = Xml.SubElement(case, "failure", message=printable(result.reason))
+            failure.text = printable("\n".join(_failure(result, plain)))
         elif not _is_decided(result):
-            Xml.SubElement(case, "skipped", message=_xml_text(f"{result.outcome.value}: {result.reason}"))
+            reason = printable(f"{result.outcome.value}: {result.reason}")
+            skipped = Xml.SubElement(case, "skipped", message=reason)
+            if result.outcome is Outcome.FAILED:
+                skipped.text = printable("\n".join(_failure(result, plain)))
     Xml.indent(suite)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + Xml.tostring(suite, encoding="unicode") + "\n"
+    # In ASCII, so that it is whole whatever the terminal's or file's encoding is.
+    whole: bytes = Xml.tostring(suite, "us-ascii", xml_declaration=True)
+    return whole.decode() + "\n"
 
 
 def _is_decided(result: Result) -> bool:
     return result.outcome is Outcome.PASSED or result.is_fatal
-
-
-def _xml_text(text: str) -> str:
-    """XML has no way to write most control characters."""
-    return "".join(
-        letter if letter in "\n\t" or letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text
-    )

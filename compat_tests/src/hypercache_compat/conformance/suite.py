@@ -81,6 +81,14 @@ class Unreachable(Exception):
     """There is no daemon to check; the sentence says why."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """The run was stopped amid a check, whose uris were removed but for `left_behind`."""
+
+    def __init__(self, left_behind: list[str]) -> None:
+        super().__init__()
+        self.left_behind = left_behind
+
+
 def run(
     socket_path: str,
     *,
@@ -100,6 +108,7 @@ def run(
 
     Raises:
         Unreachable: no daemon answers there.
+        Interrupted: KeyboardInterrupt came amid a check.
     """
     offer = ask_offer(socket_path, timeout_s)
     results: list[Result] = [] if wanted is None else [_spoken(offer, wanted)]
@@ -183,7 +192,7 @@ def _spoken(offer: Offer, wanted: WireVersion) -> Result:
 
 def _run_one(check: Check, bench: Bench) -> Result:
     outcome, reason = Outcome.PASSED, ""
-    left_behind: list[str] = []
+    is_stopped = False
     try:
         check.run(bench)
     except NotOffered as error:
@@ -192,28 +201,42 @@ def _run_one(check: Check, bench: Bench) -> Result:
         outcome, reason = Outcome.FAILED, str(error)
     except OSError as error:
         outcome, reason = Outcome.FAILED, f"the connection broke: {error}"
+    except KeyboardInterrupt:
+        is_stopped = True
     except Exception as error:  # noqa: BLE001 - the boundary: a daemon under test may send anything
         outcome, reason = Outcome.FAILED, f"the check cannot go on: {type(error).__name__}: {error}"
-    finally:
-        bench.close()
-        left_behind = _clean_up(bench)
+    left_behind, was_stopped = _clean_up(bench)
+    if is_stopped or was_stopped:
+        raise Interrupted(left_behind)
     return Result(check, outcome, reason, bench.exchange, tuple(left_behind))
 
 
-def _clean_up(bench: Bench) -> list[str]:
-    """Remove whatever a check may have written; gives what could not be."""
-    uris = list(dict.fromkeys(bench.uris))
-    left = list(uris)
-    if not uris:
-        return left
+def _clean_up(bench: Bench) -> tuple[list[str], bool]:
+    """Remove whatever a check may have written; gives what could not be, and whether it was interrupted.
+
+    One interruption is no reason to leave anything in a cache; a second one is.
+    """
+    left = list(dict.fromkeys(bench.uris))
+    was_stopped = False
+    for _ in range(2):
+        try:
+            bench.close()
+            _remove_all(bench, left)
+            break
+        except KeyboardInterrupt:
+            was_stopped = True
+    return left, was_stopped
+
+
+def _remove_all(bench: Bench, left: list[str]) -> None:
+    """Take from `left` what is there no more."""
     try:
         with bench.connect_apart() as connection:
-            for uri in uris:
+            for uri in list(left):
                 if _remove(connection, uri):
                     left.remove(uri)
     except (CheckFailed, OSError):  # what is left is told to the caller
-        pass
-    return left
+        return
 
 
 def _remove(connection: Connection, uri: str) -> bool:
