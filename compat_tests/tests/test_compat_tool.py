@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as Xml
 
 import pytest
 
 from hypercache_compat.altered_replies import Altered, Fields
 from hypercache_compat.cli import main
-from hypercache_compat.conformance.report import as_markdown, as_table, painted
-from hypercache_compat.conformance.suite import CHECKS, PREFIX, Outcome, Report, run
+from hypercache_compat.conformance.suite import CHECKS, PREFIX, Outcome, run
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
 from hypercache_compat.raw_wire import RawConnection, fetch, store
 from hypercache_compat.relay import FROM_CLIENT, relaying
 from hypercache_compat.seeded_faults import FAULTS
+from hypercache_compat.stub_daemon import stub_daemon
 from hypercache_protocol.versions import WireVersion
 
-DEADLINE_S = 30.0
 WHOLE_RUNS = (
     "a field is renamed",
     "a chunk is dropped",
@@ -226,127 +220,30 @@ def test_what_never_answers_is_given_up(daemon: DaemonProcess, capsys: pytest.Ca
     assert "does not answer a ping: no answer came within 0.2 s" in capsys.readouterr().err
 
 
+def test_a_daemon_that_trickles_its_answer_is_late_all_the_same(
+    daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trickle(peer: socket.socket) -> None:
+        never = threading.Event()
+        while not never.wait(0.05):
+            peer.sendall(b" ")
+
+    path = str(daemon.folder / "slow")
+    with stub_daemon(path, trickle):
+        assert main(["check", "--socket", path, "--timeout", "0.5"]) == 2
+    assert "no answer came within 0.5 s" in capsys.readouterr().err
+
+
 def test_a_daemon_that_answers_everything_with_pong_fails_and_the_run_ends(daemon: DaemonProcess) -> None:
     path = str(daemon.folder / "pong")
-    with always_pong(path):
+    with stub_daemon(path, lambda peer: peer.sendall(b'{"status":"PONG"}\n')):
         report = run(path, timeout_s=5.0)
     passed = {each.check.name for each in report.results if each.outcome is Outcome.PASSED}
     assert "ping" in passed
     assert not passed & {"locate.hit", "write.commit", "transport.replies-in-order", "error.shape"}
 
 
-@contextmanager
-def always_pong(path: str) -> Iterator[None]:
-    """Answers each line with PONG, whatever it says."""
-
-    def serve(peer: socket.socket) -> None:
-        with peer, peer.makefile("rb") as lines:
-            for _ in lines:
-                peer.sendall(b'{"status":"PONG"}\n')
-
-    def accept() -> None:
-        while True:
-            try:
-                peer, _ = listener.accept()
-            except OSError:
-                return
-            thread = threading.Thread(target=swallow, args=(serve, peer))
-            threads.append(thread)
-            thread.start()
-
-    threads: list[threading.Thread] = []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(path)
-        listener.listen(128)
-        first = threading.Thread(target=accept)
-        first.start()
-        try:
-            yield
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            first.join()
-            for thread in threads:
-                thread.join()
-
-
-def swallow(serve: Any, peer: socket.socket) -> None:
-    """A client that is gone is nothing to a daemon."""
-    try:
-        serve(peer)
-    except OSError:
-        return
-
-
-# -- what is printed -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def faulty_report(daemon: DaemonProcess) -> Report:
-    """A report with failures in it."""
-    path = str(daemon.folder / "r")
-    with relaying(path, daemon.socket_path, FAULTS["a field is renamed"].passages()):
-        return run(path, wanted=WireVersion(1, 0))
-
-
-def test_the_table_shows_what_was_seen_what_it_means_and_the_bytes(faulty_report: Report) -> None:
-    table = as_table(faulty_report)
-    part = table.split("\nlocate.hit failed\n")[1].split("\n\n")[0]
-    assert "seen      the reply to locate: the field 'object_size' is missing" in part
-    assert "Do not run this daemon" in " ".join(part.split())
-    assert '1 > {"action":"locate"' in part
-    assert '1 < {"status": "HIT"' in part
-    assert "The daemon does not conform: " in table
-
-
-def test_junit_is_xml_that_counts_what_failed(
-    daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(daemon.folder / "f")
-    with relaying(path, daemon.socket_path, FAULTS["a field is renamed"].passages()):
-        status, out = check(capsys, path, "--wire", "1.0", "--format", "junit")
-    suite = Xml.fromstring(out.split("\n", 1)[1])
-    failures = suite.findall("testcase/failure")
-    assert len(failures) == int(suite.attrib["failures"]) > 0
-    assert len(suite.findall("testcase")) == int(suite.attrib["tests"])
-    assert any("'object_size' is missing" in failure.attrib["message"] for failure in failures)
-    assert status == 1
-
-
-def test_markdown_has_a_row_for_each_check(faulty_report: Report) -> None:
-    text = as_markdown(faulty_report)
-    for each in faulty_report.results:
-        assert f"| {each.check.name} | {each.check.since} |" in text
-    assert "## locate.hit\n" in text
-
-
-def test_colours_are_for_terminals_only(daemon: DaemonProcess, faulty_report: Report) -> None:
-    words = [sys.executable, "-m", "hypercache_compat.cli", "check", "--socket", daemon.socket_path]
-    words += ["--wire", "1.0"]
-    piped = subprocess.run(words, capture_output=True, timeout=DEADLINE_S, check=True)
-    assert b"\x1b" not in piped.stdout + piped.stderr
-    assert b"checks, 0 failed" in piped.stderr
-    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    assert b"\x1b[32m" in on_terminal(words, environment | {"TERM": "xterm"})
-    assert b"\x1b[32m" not in on_terminal(words, environment | {"TERM": "xterm", "NO_COLOR": "1"})
-    assert "\x1b[31m" in as_table(faulty_report, painted)
-
-
-def on_terminal(words: list[str], environment: dict[str, str]) -> bytes:
-    """What a command writes to a terminal."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.DEVNULL, env=environment
-    ):
-        os.close(theirs)
-        out = b""
-        try:
-            while data := os.read(ours, 65536):
-                out += data
-        except OSError:  # how a terminal says that its other end is closed
-            pass
-        finally:
-            os.close(ours)
-    return out
+# -- the checks themselves -----------------------------------------------------------------------------
 
 
 def test_every_check_has_a_name_of_its_own_and_an_explanation() -> None:
@@ -354,11 +251,3 @@ def test_every_check_has_a_name_of_its_own_and_an_explanation() -> None:
     for each in CHECKS:
         assert each.what.endswith("."), each.name
         assert len(each.means) > 30, each.name
-
-
-@pytest.mark.parametrize("command", [[], ["check"], ["decode"], ["record"]])
-def test_help_is_there(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*command, "--help"])
-    assert ended.value.code == 0
-    assert "usage: hypercache-compat" in capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -117,6 +118,7 @@ class Connection:
     def send_bytes(self, data: bytes) -> None:
         """Write `data` as it is."""
         self._exchange.add(self._number, True, data)
+        self._socket.settimeout(self._timeout_s)
         try:
             self._socket.sendall(data)
         except (OSError, TimeoutError) as error:
@@ -131,20 +133,20 @@ class Connection:
         if self._peeked is not None:
             peeked, self._peeked = self._peeked, None
             return peeked
+        last_s = time.monotonic() + self._timeout_s
         while (body := self._next_body()) is None:
-            data = self._receive()
+            data = self._receive(last_s)
             if not data:
                 return None
             (self._frames if self._session.is_framed else self._lines).feed(data)
         return body
 
-    def read_rest(self, timeout_s: float | None = None) -> bytes:
-        """What comes until the daemon closes, or until nothing came for `timeout_s`."""
+    def read_rest(self, timeout_s: float) -> bytes:
+        """What comes until the daemon closes, and for `timeout_s` at most."""
         parts = []
-        if timeout_s is not None:
-            self._socket.settimeout(timeout_s)
+        last_s = time.monotonic() + timeout_s
         with suppress(CheckFailed):
-            while data := self._receive():
+            while data := self._receive(last_s):
                 parts.append(data)
         return b"".join(parts)
 
@@ -154,8 +156,13 @@ class Connection:
         except ProtocolError as error:
             raise CheckFailed(str(error)) from error
 
-    def _receive(self) -> bytes:
+    def _receive(self, last_s: float) -> bytes:
+        # Each read gets what is left of the time: a daemon that trickles bytes is late all the same.
+        left_s = last_s - time.monotonic()
         try:
+            if left_s <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left_s)
             data = self._socket.recv(_READ_BYTES)
         except ConnectionResetError:
             data = b""
