@@ -77,3 +77,14 @@ def test_grease_leaves_a_pipeline_in_step(
     seen = [type(event.reply) for event in answered if isinstance(event, ReplyReceived)]
     assert seen == [type(reply) for _, reply in exchanges]
     assert len(answered) == len(exchanges)
+
+
+def test_grease_is_beside_the_fields_of_a_message_and_in_each_object_that_it_holds() -> None:
+    line = b'{"status":"HELLO","limits":{"max_batch":1},"devices":["/d"],"chunk_layout":[{"offset":0}]}'
+    assert json.loads(greased(line, {"x": 1})) == {
+        "status": "HELLO",
+        "limits": {"max_batch": 1, "x": 1},
+        "devices": ["/d"],
+        "chunk_layout": [{"offset": 0, "x": 1}],
+        "x": 1,
+    }

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from hypercache_protocol.actions import ALL_REPLIES
 from hypercache_protocol.codecs.json_lines import decode_reply, decode_request, encode_reply, encode_request
 from hypercache_protocol.errors import InvalidMessage, LocalProtocolError
 from hypercache_protocol.fields import Tier
@@ -14,17 +15,19 @@ from hypercache_protocol.messages import (
     REPLIES,
     ChunkLocation,
     CommitWrite,
-    ErrorReply,
+    DeviceInfo,
+    DevicesReply,
     GetDevices,
     GetStatus,
     HitReply,
     Locate,
+    Message,
     Ping,
     Reply,
     Request,
     StatusReply,
 )
-from hypercache_protocol.schema import newer_fields
+from hypercache_protocol.schema import held_models, newer_fields, possible_replies, since_marks
 from hypercache_protocol.states import SyncStatus
 from hypercache_protocol.testing import exchanges, messages_of, requests
 from hypercache_protocol.versions import WIRE_1_0, WireVersion
@@ -166,12 +169,29 @@ def test_a_1_0_daemon_reads_every_request_of_a_1_1_client(request_: Request) -> 
     assert not newer_fields(type(decoded), WIRE_1_0).keys() & decoded.model_fields_set
 
 
-def test_every_newer_field_of_a_reply_may_be_dropped() -> None:
-    # encode_reply relies on it: a daemon cannot refuse to answer an old client.
-    replies = {reply for replies in REPLIES.values() for reply in replies} | {ErrorReply, ChunkLocation}
-    marks = [mark for reply in replies for mark in newer_fields(reply, WIRE_1_0).values()]
-    assert marks
-    assert all(mark.safe_to_drop for mark in marks)
+def parts_of(model: type[Message]) -> set[type[Message]]:
+    """The models inside `model`, and those inside them."""
+    held = {inner.model for inner in held_models(model).values()}
+    return held.union(*map(parts_of, held))
+
+
+def test_every_later_field_of_a_reply_or_inside_a_message_may_be_dropped() -> None:
+    # The encoders rely on it: a daemon cannot refuse to answer an old client, and of a request only the
+    # fields at the top are looked at before it is sent.
+    replies = {reply for request in ALL_REPLIES for reply in possible_replies(request)}
+    models = replies.union(*map(parts_of, [*replies, *ALL_REPLIES]))
+    marks = {(model, name): mark for model in models for name, mark in since_marks(model).items()}
+    assert (HitReply, "generation") in marks
+    assert (ChunkLocation, "checksum") in marks
+    assert [key for key, mark in marks.items() if not mark.safe_to_drop] == []
+
+
+def test_a_model_inside_a_message_that_has_nothing_newer_goes_whole_to_an_old_peer() -> None:
+    device = DeviceInfo(
+        path="/d", is_nvme=True, is_virtual=False, is_partition=False, is_rotational=False, size_bytes=1
+    )
+    reply = DevicesReply(devices=(device,))
+    assert encode_reply(reply, WIRE_1_0) == encode_reply(reply)
 
 
 # -- unknown fields ------------------------------------------------------------------------------------
