@@ -27,6 +27,8 @@ ANY_DAEMON: frozenset[str] = frozenset()
 LOAD_NEEDS = frozenset({"chunk_checksums", "sync_status"})
 STORE_NEEDS = LOAD_NEEDS | {"local_only", "stage_id"}
 
+_UNVERIFIABLE = (Outcome.NO_CHECKSUM, Outcome.UNVERIFIABLE)
+
 _ERRORS = {errno.EIO: Outcome.IO_ERROR, errno.ENOSPC: Outcome.NO_SPACE, errno.EDQUOT: Outcome.NO_SPACE}
 
 
@@ -97,6 +99,20 @@ def _state(reply: Answer) -> Outcome:
             return Outcome.STAGED
         case _:
             return Outcome.OK
+
+
+def count(engine: Engine, group: str, outcomes: Sequence[Outcome]) -> None:
+    """Count what came of each key of a lookup or load, and say in the log what unverifiable ones may be."""
+    counted = engine.counters.add_outcomes(group, outcomes)
+    unverifiable = sum(counted.get(outcome.value, 0) for outcome in _UNVERIFIABLE)
+    if unverifiable:
+        engine.log.note(
+            "unverifiable",
+            "%d of %d objects have no checksums, so they are misses until they are stored anew%s",
+            unverifiable,
+            len(outcomes),
+            "" if engine.seals else "; those that were sealed can be loaded with 'seal_for_old_daemons'",
+        )
 
 
 def transfer_failed(engine: Engine, transfer: ChunkTransfer, error: OSError) -> Outcome:

@@ -47,20 +47,20 @@ class SealedObject:
         return Outcome.OK if whole else Outcome.SEAL_BROKEN
 
 
-def needs_seal(answer: Answer, engine: Engine) -> TypeGuard[HitReply]:
+def needs_seal(answer: Answer, *, seals: bool) -> TypeGuard[HitReply]:
     """Whether only a seal could verify what was located, and seals are looked for."""
     return (
-        engine.seals
+        seals
         and isinstance(answer, HitReply)
         and bool(answer.chunk_layout)
         and all(chunk.checksum is None for chunk in answer.chunk_layout)
     )
 
 
-def doubt_about_object(engine: Engine, uri: str, answer: Answer, payload_bytes: int) -> Outcome:
+def doubt_about_object(answer: Answer, uri: str, payload_bytes: int, *, seals: bool) -> Outcome:
     """OK if a load of `payload_bytes` could verify what was located, else the first reason why not. An old
     daemon tells no state; see `committed`."""
-    if needs_seal(answer, engine):
+    if needs_seal(answer, seals=seals):
         return _doubt_about_sealed(answer, payload_bytes, sealed_bytes(uri, payload_bytes))
     return doubt_about(answer, payload_bytes)
 

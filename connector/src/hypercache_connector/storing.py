@@ -143,7 +143,7 @@ def _look(engine: Engine, writes: Sequence[_Write]) -> None:
         if isinstance(answer, Outcome):
             write.outcome = answer
             continue
-        doubt = doubt_about_object(engine, write.uri, answer, write.buffer.size_bytes)
+        doubt = doubt_about_object(answer, write.uri, write.buffer.size_bytes, seals=engine.seals)
         write.was_absent = doubt in _NOT_COMMITTED
         if doubt is Outcome.OK:
             write.outcome = Outcome.ALREADY_STORED

@@ -21,7 +21,7 @@ from hypercache_protocol.messages import Evict, EvictedReply
 
 from .checksum import crc32
 from .direct_io import Buffer
-from .engine import Engine, answered, committed, exchanged, located, transfer_failed
+from .engine import Engine, answered, committed, count, exchanged, located, transfer_failed
 from .layouts import Answer, ChunkTransfer, chunks_of, interleaved, refusal, transfers
 from .outcomes import Outcome
 from .sealed_objects import SealedObject, doubt_about_object, looked_up, needs_seal
@@ -34,9 +34,6 @@ _DAMAGE = frozenset(
 """What says that the stored bytes are lost. A device that this process can't open is another matter: it
 may be its own permissions, and others may read the object."""
 
-_UNVERIFIABLE = (Outcome.NO_CHECKSUM, Outcome.UNVERIFIABLE)
-
-
 # -- lookup and delete -----------------------------------------------------------------------------------
 
 
@@ -46,7 +43,7 @@ def lookup(engine: Engine, uris: Sequence[str]) -> list[Outcome]:
     outcomes = answered(engine, len(uris), lambda: engine.client.lookup(uris, needs=engine.load_needs))
     if engine.seals:
         outcomes = looked_up(engine, uris, outcomes)
-    _count(engine, "lookups", outcomes)
+    count(engine, "lookups", outcomes)
     return outcomes
 
 
@@ -56,20 +53,6 @@ def delete(engine: Engine, uris: Sequence[str]) -> list[Outcome]:
     outcomes = [Outcome.OK if isinstance(reply, EvictedReply) else refusal(reply) for reply in replies]
     engine.counters.add_outcomes("deletes", outcomes)
     return outcomes
-
-
-def _count(engine: Engine, group: str, outcomes: Sequence[Outcome]) -> None:
-    """Count what came of each key, and say what the unverifiable ones may be."""
-    counted = engine.counters.add_outcomes(group, outcomes)
-    unverifiable = sum(counted.get(outcome.value, 0) for outcome in _UNVERIFIABLE)
-    if unverifiable:
-        engine.log.note(
-            "unverifiable",
-            "%d of %d objects have no checksums, so they are misses until they are stored anew%s",
-            unverifiable,
-            len(outcomes),
-            "" if engine.seals else "; those that were sealed can be loaded with 'seal_for_old_daemons'",
-        )
 
 
 # -- load ------------------------------------------------------------------------------------------------
@@ -84,13 +67,13 @@ def load(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> list
     deadline = time.monotonic() + engine.transfer_timeout_s
     hits = located(engine, uris)
     doubts = [
-        doubt_about_object(engine, uri, hit, buffer.size_bytes)
+        doubt_about_object(hit, uri, buffer.size_bytes, seals=engine.seals)
         for uri, hit, buffer in zip(uris, hits, buffers, strict=True)
     ]
     sealed = {
         index: SealedObject(uris[index], buffers[index])
         for index, (hit, doubt) in enumerate(zip(hits, doubts, strict=True))
-        if doubt is Outcome.OK and needs_seal(hit, engine)
+        if doubt is Outcome.OK and needs_seal(hit, seals=engine.seals)
     }
     planned = interleaved(
         [
@@ -124,7 +107,7 @@ def _count_loads(
     engine.counters.add("bytes", "loaded", sum(loaded))
     if sealed:
         engine.counters.add("sealed", "loaded", sum(outcomes[index].good for index in sealed))
-    _count(engine, "loads", outcomes)
+    count(engine, "loads", outcomes)
 
 
 def _read_chunk(engine: Engine, deadline: float, transfer: ChunkTransfer) -> Outcome:
