@@ -13,6 +13,7 @@ import pytest
 
 from hypercache_compat import raw_wire
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
+from hypercache_connector import sealed_objects
 from hypercache_connector.keys import UriMapping
 from hypercache_connector.sealing import body_bytes, seal, sealed_bytes
 
@@ -455,6 +456,44 @@ def test_writers_of_the_same_keys_at_once_never_give_a_mixture(old: DaemonProces
     back = [bytearray(size) for _ in keys]
     assert driver.load(keys, back) == [True] * 3
     assert back == [b"\x01" * size] * 3
+
+
+# -- close ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["load", "store"])
+def test_close_waits_for_the_seal_that_is_being_looked_at_and_begins_no_other(
+    old: DaemonProcess, sealing: Sealing, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    keys, sizes = [f"k{number}" for number in range(12)], [5000] * 12
+    assert store(sealing(old), keys, sizes)
+    driver = sealing(old, read_workers=1, write_workers=1, overwrite=True)
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    name = {"load": "unseal", "store": "seal"}[operation]
+    real = getattr(sealed_objects, name)
+
+    def slow(*arguments: Any) -> Any:
+        begun.release()
+        assert go_on.wait(DEADLINE_S)
+        return real(*arguments)
+
+    monkeypatch.setattr(sealed_objects, name, slow)
+    submit = {"load": driver.connector.submit_batch_get, "store": driver.connector.submit_batch_set}
+    submit[operation](keys, [bytearray(5000) for _ in keys])
+    assert begun.acquire(timeout=DEADLINE_S)
+    closing = threading.Thread(target=driver.connector.close)
+    closing.start()
+    workers = driver.connector._engine.readers if operation == "load" else driver.connector._engine.writers
+    deadline = time.monotonic() + DEADLINE_S
+    while not workers._closing.is_set():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    go_on.set()
+    closing.join(DEADLINE_S)
+    assert not closing.is_alive()
+    counts = driver.connector.status()[f"{operation}s"]
+    assert counts.keys() <= {"ok", "closed"}
+    assert (sum(counts.values()), counts["closed"] >= 9) == (12, True)
 
 
 # -- a backend -----------------------------------------------------------------------------------------------
