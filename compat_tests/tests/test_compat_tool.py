@@ -20,6 +20,7 @@ from hypercache_compat.raw_wire import RawConnection, fetch, store
 from hypercache_compat.relay import FROM_CLIENT, relaying
 from hypercache_compat.seeded_faults import FAULTS
 from hypercache_compat.stub_daemon import stub_daemon
+from hypercache_protocol.fields import MIB
 from hypercache_protocol.versions import WireVersion
 
 WHOLE_RUNS = (
@@ -36,7 +37,7 @@ WHOLE_RUNS = (
     "locate tells no sync_status",
     "a bitmap is off by one",
 )
-"""Faults that are looked for with the whole suite; the others with the checks that are about the same."""
+"""Faults that are looked for with the whole suite; the others with the check that is about them."""
 
 Json = dict[str, Any]
 
@@ -68,6 +69,19 @@ def test_a_sound_daemon_passes_and_what_came_later_than_its_wire_is_not_offered(
     assert report["wire"] == wire
     assert report["left_behind"] == []
     assert status == 0
+
+
+def test_a_daemon_without_the_c_unpacker_passes_and_takes_no_more_memory_over_hostile_frames(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MSGPACK_PUREPYTHON", "1")
+    usual = [each for each in CHECKS if each.name.startswith(("hello", "frames", "batches", "sessions"))]
+    with running_daemon() as own:
+        assert run(own.socket_path, checks=usual).conforms
+        before_bytes = own.peak_memory_bytes()
+        report = run(own.socket_path, checks=[each for each in CHECKS if each.name.startswith("hostile")])
+        assert own.peak_memory_bytes() - before_bytes < 16 * MIB
+    assert {each.outcome for each in report.results} == {Outcome.PASSED}
 
 
 def test_a_daemon_that_answers_frames_in_another_order_passes(daemon: DaemonProcess) -> None:
@@ -186,12 +200,17 @@ def test_a_fault_ends_with_status_1_and_the_check_that_it_breaks_says_so(
 def test_a_fault_is_named_by_the_check_for_it(daemon: DaemonProcess, name: str) -> None:
     fault = FAULTS[name]
     path = str(daemon.folder / "f")
-    about = [each for each in CHECKS if each.name.split(".")[0] == fault.check.split(".")[0]]
+    (about,) = [each for each in CHECKS if each.name == fault.check]
     with relaying(path, daemon.socket_path, fault.passages()):
-        report = run(path, checks=about, timeout_s=5.0)
-    failed = {each.check.name: each.reason for each in report.results if each.outcome is Outcome.FAILED}
-    assert fault.words in failed[fault.check]
-    assert not report.conforms
+        report = run(path, checks=[about], timeout_s=5.0, may_purge=True)
+    (result,) = report.results
+    assert result.outcome is Outcome.FAILED
+    assert fault.words in result.reason
+    assert report.conforms is not about.required
+
+
+def test_each_check_has_a_fault_that_it_names() -> None:
+    assert {fault.check for fault in FAULTS.values()} == {each.name for each in CHECKS}
 
 
 def test_what_a_daemon_does_not_remove_is_told(

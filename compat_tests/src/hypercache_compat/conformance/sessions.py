@@ -146,9 +146,9 @@ def unread(bench: Bench) -> None:
     """A client that asks and does not read its replies holds up no other."""
     bystander, deaf = bench.connect(), bench.connect()
     deaf.send_bytes(b'{"action":"get_status"}\n' * _UNREAD)
-    for _ in range(_TURNS):
-        _goes_on(bystander, "requests whose replies nobody reads")
-    bench.connect().get(Ping(), PongReply)
+    deaf.wait_for_answer()
+    for other in [bystander] * _TURNS + [bench.connect()]:
+        _goes_on(other, "requests whose replies nobody reads")
 
 
 def _goes_on(bystander: Connection, after: str) -> None:

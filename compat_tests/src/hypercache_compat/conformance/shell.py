@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import select
 import socket
+import termios
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -32,6 +35,7 @@ KEPT_BYTES = 4096
 
 _REPLY_LIMIT_BYTES = 64 * MIB
 _READ_BYTES = 65536
+_LOOK_AGAIN_S = 0.0005
 
 
 class CheckFailed(Exception):
@@ -124,6 +128,36 @@ class Connection:
         except (OSError, TimeoutError) as error:
             raise CheckFailed(f"the daemon does not take what is sent: {error}") from error
 
+    def send_byte_by_byte(self, data: bytes) -> None:
+        """Write `data` so that the daemon reads each byte by itself.
+
+        Raises:
+            CheckFailed: it does not read them all in time.
+        """
+        last_s = time.monotonic() + self._timeout_s
+        for byte in data:
+            self.send_bytes(bytes([byte]))
+            while self._has_unread():
+                if time.monotonic() > last_s:
+                    raise CheckFailed("the daemon does not read what is sent")
+                time.sleep(_LOOK_AGAIN_S)
+
+    def _has_unread(self) -> bool:
+        """Whether the daemon has not yet read all that was sent, which the kernel tells."""
+        unread = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))
+        return any(unread)
+
+    def wait_for_answer(self) -> None:
+        """Nothing once the daemon has begun to answer; what it says is left unread.
+
+        Raises:
+            CheckFailed: it does not begin in time.
+        """
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(self._timeout_s * 1000):
+            raise CheckFailed(f"no answer came within {self._timeout_s:g} s")
+
     def end(self) -> None:
         """Say that nothing more will be sent."""
         self._socket.shutdown(socket.SHUT_WR)
@@ -142,8 +176,8 @@ class Connection:
         return body
 
     def read_rest(self, timeout_s: float) -> bytes:
-        """What comes until the daemon closes, and for `timeout_s` at most."""
-        parts = []
+        """(wire 1) What is not read yet, and what comes until the daemon closes, for `timeout_s` at most."""
+        parts = [self._lines.take_rest()]
         last_s = time.monotonic() + timeout_s
         with suppress(CheckFailed):
             while data := self._receive(last_s):

@@ -9,7 +9,7 @@ from enum import Enum
 
 from hypercache_protocol.versions import LATEST, RELEASED, WIRE_1_0, WIRE_1_1, WIRE_2_0, WireVersion
 
-from . import actions, additions, frames, hello, many, sessions, transport, writing
+from . import actions, additions, frames, hello, hostile, many, sessions, transport, writing
 from .checks import Bench, Check, Offer
 from .shell import CheckFailed, Connection, Exchange, Fields, NotOffered, expect
 
@@ -20,6 +20,7 @@ CHECKS: tuple[Check, ...] = (
     *additions.CHECKS,
     *hello.CHECKS,
     *frames.CHECKS,
+    *hostile.CHECKS,
     *sessions.CHECKS,
     *many.CHECKS,
 )

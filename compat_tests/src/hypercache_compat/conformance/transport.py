@@ -36,8 +36,7 @@ def _is_error(reply: Fields, to: str) -> None:
 def byte_by_byte(bench: Bench) -> None:
     """A request that arrives one byte at a time is answered."""
     connection = bench.connect()
-    for byte in b'{"action":"ping"}\n':
-        connection.send_bytes(bytes([byte]))
+    connection.send_byte_by_byte(b'{"action":"ping"}\n')
     expect(connection.read_fields().get("status") == "PONG", "the answer is no PONG")
 
 

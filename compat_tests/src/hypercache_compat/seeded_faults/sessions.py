@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import msgpack
 
-from .altered_replies import ID, Altered, Fields, HangUp, OnReply
-from .fault import Fault
-from .relay import FROM_CLIENT, Passage
+from ..altered_replies import ID, Altered, Fields, HangUp, OnReply
+from ..relay import FROM_CLIENT, Passage
+from .rules import Fault, each_with, in_replies
 
 _HEADER = struct.Struct(">I")
 _FULL = 1000
@@ -98,42 +98,33 @@ class _FallsWithTheDeaf(Altered):
         return super().passed(side, data)
 
 
-def _each(make: Callable[[], Passage]) -> Callable[[int], Passage]:
-    return lambda _: make()
-
-
 def _falls_with_others() -> Callable[[int], Passage]:
     cut: set[_FallsWithOthers] = set()
-    return _each(lambda: _FallsWithOthers(cut))
+    return lambda _: _FallsWithOthers(cut)
 
 
 def _falls_with_the_deaf() -> Callable[[int], Passage]:
     asked: dict[_FallsWithTheDeaf, int] = {}
-    return _each(lambda: _FallsWithTheDeaf(asked))
+    return lambda _: _FallsWithTheDeaf(asked)
 
 
-SESSION_FAULTS: dict[str, Fault] = {
-    "replies out of order have the ids of the order": Fault(
-        "sessions.any-order",
-        "was answered with",
-        lambda: _each(lambda: Altered(in_order=_ids_in_order)),
+FAULTS: dict[str, Fault] = {
+    "replies out of order have the ids of the order": each_with(
+        "sessions.any-order", "was answered with", lambda: Altered(in_order=_ids_in_order)
     ),
     "a reply that nobody read goes to the next connection": Fault(
         "sessions.given-up", "speaks of an object of 1 bytes", _answers_of_the_gone
     ),
-    "a late reply has the id of the request after it": Fault(
-        "sessions.given-up-in-frames",
-        "under the id 2",
-        lambda: _each(lambda: Altered(on_reply=_late_under_the_next_id)),
+    "a late reply has the id of the request after it": in_replies(
+        "sessions.given-up-in-frames", "under the id 2", _late_under_the_next_id
     ),
     "a connection that broke off takes others with it": Fault(
         "sessions.broken-off", "on another connection", _falls_with_others
     ),
-    "a frame that was cut short is carried out": Fault(
-        "sessions.broken-off", "was answered with WRITESTAGED", lambda: _each(_FillsUp)
+    "a frame that was cut short is carried out": each_with(
+        "sessions.broken-off", "was answered with WRITESTAGED", _FillsUp
     ),
     "a client that does not read takes others with it": Fault(
         "sessions.unread", "on another connection", _falls_with_the_deaf
     ),
 }
-"""What is wrong -> how, and which check says so."""
