@@ -150,6 +150,8 @@ def _settled(
 def _opened(engine: Engine, sealed: Mapping[int, SealedObject], outcomes: list[Outcome]) -> list[Outcome]:
     """The same outcomes, with that of its seal for each sealed object of which all was read."""
     read = [index for index in sealed if outcomes[index] is Outcome.NO_CHECKSUM]
+    if not read:
+        return outcomes
     results = engine.readers.map(lambda index: sealed[index].opened(), read, Outcome.CLOSED)
     opened = dict(zip(read, results, strict=True))
     return [opened.get(index, outcome) for index, outcome in enumerate(outcomes)]
