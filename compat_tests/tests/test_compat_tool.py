@@ -62,7 +62,9 @@ def test_a_sound_daemon_passes_and_what_came_later_than_its_wire_is_not_offered(
     with running_daemon(DaemonOptions(extra=("--wire", wire))) as held:
         status, out = check(capsys, held.socket_path, "--format", "json")
     report = json.loads(out)
-    absent = {each.name for each in CHECKS if str(each.since) > wire or each.empties_cache}
+    absent = {
+        each.name for each in CHECKS if str(each.since) > wire or each.empties_cache or each.needs_restart
+    }
     assert outcomes(report) == {
         each.name: "not offered" if each.name in absent else "passed" for each in CHECKS
     }
@@ -202,7 +204,7 @@ def test_a_fault_is_named_by_the_check_for_it(daemon: DaemonProcess, name: str) 
     path = str(daemon.folder / "f")
     (about,) = [each for each in CHECKS if each.name == fault.check]
     with relaying(path, daemon.socket_path, fault.passages()):
-        report = run(path, checks=[about], timeout_s=5.0, may_purge=True)
+        report = run(path, checks=[about], timeout_s=5.0, may_purge=True, restart=daemon.restart)
     (result,) = report.results
     assert result.outcome is Outcome.FAILED
     assert fault.words in result.reason

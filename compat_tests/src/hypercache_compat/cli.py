@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,7 @@ from hypercache_protocol.negotiation import parsed
 
 from .capture import NoCapture, decoded, read_capture
 from .conformance import report as reports
+from .conformance.restarts import restart_with
 from .conformance.suite import Interrupted, Outcome, Report, Result, Unreachable, run, wires
 from .recording import Recorder, check_sockets, private
 from .relay import relaying
@@ -93,6 +95,12 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--with-purge", action="store_true", help="also check purge, which EMPTIES THE WHOLE CACHE"
     )
+    parser.add_argument(
+        "--restart-with",
+        metavar="COMMAND",
+        help="also check what a restart keeps and forgets: COMMAND, run by the shell, must end the daemon "
+        "and start it again, which happens once for each of these checks",
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress on stderr")
     parser.set_defaults(command=_check)
 
@@ -145,6 +153,7 @@ def _check(given: argparse.Namespace) -> int:
             wanted=parsed(given.wire),
             timeout_s=given.timeout,
             may_purge=given.with_purge,
+            restart=given.restart_with and partial(restart_with, given.restart_with, given.socket),
             progress=progress.show,
         )
     as_text = _FORMATS.get(given.format)

@@ -28,6 +28,10 @@ ODD_SIZE = 2 * CHUNK_SIZE + MIB + 1920
 """Bytes of an object of three chunks, the last one of an odd length."""
 
 
+Restart = Callable[[], None]
+"""Restarts the daemon and returns once it answers again; raises CheckFailed where it does not."""
+
+
 @dataclass(frozen=True)
 class Offer:
     """What the daemon says of itself: the newest wire, its features, and its name."""
@@ -40,12 +44,15 @@ class Offer:
 class Bench:
     """What one check works with: connections that are closed after it, and uris that are removed."""
 
-    def __init__(self, socket_path: str, timeout_s: float, prefix: str) -> None:
+    def __init__(
+        self, socket_path: str, timeout_s: float, prefix: str, restart: Restart | None = None
+    ) -> None:
         self.exchange = Exchange()
         self.uris: list[str] = []
         self._socket_path = socket_path
         self._timeout_s = timeout_s
         self._prefix = prefix
+        self._restart = restart
         self._connections = 0
         self._open = ExitStack()
 
@@ -70,6 +77,11 @@ class Bench:
         self.uris.append(uri)
         return uri
 
+    def restart(self) -> None:
+        """Restart the daemon; every connection to it is dead then."""
+        assert self._restart is not None, "a check that needs a restart is not run without one"
+        self._restart()
+
     def close(self) -> None:
         """Close every connection."""
         self._open.close()
@@ -80,7 +92,8 @@ class Check:
     """One thing that a daemon must do, or should (`required` False).
 
     `means` says what it means for the people who run the daemon when it fails. `feature` is the word that
-    a daemon lists where it has this. `empties_cache` marks what may only run with the operator's word.
+    a daemon lists where it has this. `empties_cache` and `needs_restart` mark what may only run with the
+    operator's word.
     """
 
     name: str
@@ -90,6 +103,7 @@ class Check:
     required: bool = True
     feature: str | None = None
     empties_cache: bool = False
+    needs_restart: bool = False
 
     @property
     def what(self) -> str:

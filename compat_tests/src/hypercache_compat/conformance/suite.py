@@ -9,8 +9,8 @@ from enum import Enum
 
 from hypercache_protocol.versions import LATEST, RELEASED, WIRE_1_0, WIRE_1_1, WIRE_2_0, WireVersion
 
-from . import actions, additions, frames, hello, hostile, many, sessions, transport, writing
-from .checks import Bench, Check, Offer
+from . import actions, additions, frames, hello, hostile, many, restarts, sessions, transport, writing
+from .checks import Bench, Check, Offer, Restart
 from .shell import CheckFailed, Connection, Exchange, Fields, NotOffered, expect
 
 CHECKS: tuple[Check, ...] = (
@@ -23,6 +23,7 @@ CHECKS: tuple[Check, ...] = (
     *hostile.CHECKS,
     *sessions.CHECKS,
     *many.CHECKS,
+    *restarts.CHECKS,
 )
 
 PREFIX = "hypercache://hypercache-compat/"
@@ -96,6 +97,7 @@ def run(
     wanted: WireVersion | None = None,
     timeout_s: float = 10.0,
     may_purge: bool = False,
+    restart: Restart | None = None,
     checks: Sequence[Check] = CHECKS,
     progress: Callable[[int, int, Result], None] = lambda *_: None,
 ) -> Report:
@@ -105,6 +107,7 @@ def run(
         wanted: the wire that it must speak; nothing later is checked. None: whatever it says it speaks.
         timeout_s: how long to wait for each answer.
         may_purge: whether the check that empties the whole cache may run.
+        restart: restarts the daemon, and returns once it answers; without it no check does that.
         progress: called after each check with its number, how many there are, and its result.
 
     Raises:
@@ -116,11 +119,11 @@ def run(
     chosen = [check for check in checks if check.since <= (wanted or LATEST)]
     prefix = f"{PREFIX}{secrets.token_hex(6)}/"
     for number, check in enumerate(chosen, 1):
-        why_not = _not_offered(check, offer, may_purge)
+        why_not = _not_offered(check, offer, may_purge, restart is not None)
         if why_not:
             result = Result(check, Outcome.NOT_OFFERED, why_not)
         else:
-            result = _run_one(check, Bench(socket_path, timeout_s, f"{prefix}{check.name}/"))
+            result = _run_one(check, Bench(socket_path, timeout_s, f"{prefix}{check.name}/", restart))
         results.append(result)
         progress(number, len(chosen), result)
     return Report(socket_path, offer, tuple(results))
@@ -164,7 +167,7 @@ def _spoken_version(socket_path: str, timeout_s: float, pong: Fields) -> WireVer
     return WIRE_1_1 if told else WIRE_1_0
 
 
-def _not_offered(check: Check, offer: Offer, may_purge: bool) -> str:
+def _not_offered(check: Check, offer: Offer, may_purge: bool, can_restart: bool) -> str:
     """Why a check is not run; empty where it is."""
     if check.since > offer.version:
         return f"needs wire {check.since}; this daemon speaks {offer.version}"
@@ -172,6 +175,8 @@ def _not_offered(check: Check, offer: Offer, may_purge: bool) -> str:
         return f"the daemon does not list the feature {check.feature}"
     if check.empties_cache and not may_purge:
         return "it would empty the whole cache; --with-purge runs it"
+    if check.needs_restart and not can_restart:
+        return "the daemon must be restarted for it; --restart-with COMMAND does that"
     return ""
 
 

@@ -5,7 +5,7 @@ The modules are named as those of the conformance suite whose checks they are fo
 
 from __future__ import annotations
 
-from . import actions, additions, frames, hello, hostile, many, sessions, transport, writing
+from . import actions, additions, frames, hello, hostile, many, restarts, sessions, transport, writing
 from .rules import Fault
 
 FAULTS: dict[str, Fault] = {
@@ -18,5 +18,6 @@ FAULTS: dict[str, Fault] = {
     **hostile.FAULTS,
     **sessions.FAULTS,
     **many.FAULTS,
+    **restarts.FAULTS,
 }
 """What is wrong -> how, and which check says so."""

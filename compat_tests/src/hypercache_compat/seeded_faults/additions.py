@@ -15,7 +15,8 @@ def _instance_per_connection() -> OnReply:
     return lambda _, reply: {**reply, "instance_id": instance_id} if "instance_id" in reply else reply
 
 
-def _falling_generation() -> OnReply:
+def falling_generation() -> OnReply:
+    """Each generation of a connection is lower than the one before."""
     numbers = count(1 << 40, -1)
     return lambda _, reply: {**reply, "generation": next(numbers)} if "generation" in reply else reply
 
@@ -74,7 +75,7 @@ FAULTS: dict[str, Fault] = {
     "locate tells no sync_status": in_replies(
         "sync-status.told", "before the commit", when("HIT", without("sync_status"))
     ),
-    "the generation does not grow": in_replies_anew("generation.grows", "after", _falling_generation),
+    "the generation does not grow": in_replies_anew("generation.grows", "after", falling_generation),
     "locate tells another generation": in_replies(
         "generation.located", "locate says generation", when("HIT", _next_generation)
     ),
