@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Annotated, Any
 
 import pytest
-from pydantic import StrictInt, StrictStr, create_model
+from pydantic import Field, StrictInt, StrictStr, create_model
 
 from hypercache_compat import golden
 from hypercache_protocol import layout
@@ -89,6 +89,46 @@ def test_an_answer_that_is_no_longer_given_is_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(golden.ALL_REPLIES, Locate, (MissReply,))
     told = list(golden.lost(frozen("wire-1.0"), golden.schema_of(RELEASED[0])))
     assert any("HIT" in fault for fault in told)
+
+
+# -- limits --------------------------------------------------------------------------------------------
+
+
+def limit_faults(**fields: Any) -> list[str]:
+    """What the checker says of the limits of a pin request with these fields from now on."""
+    then = frozen("limits-1.0")["requests"]["pin"]
+    return list(golden.lost(then, golden._limits_in(pin_like(**fields), RELEASED[0])))
+
+
+def test_limits_are_as_they_were_frozen() -> None:
+    for version in RELEASED:
+        assert list(golden.lost(frozen(f"limits-{version}"), golden.limits_of(version))) == []
+
+
+@pytest.mark.parametrize(
+    ("held", "now"),
+    [
+        (Annotated[StrictStr, Field(max_length=100)], "at most 100 characters"),
+        (Annotated[StrictStr, Field(pattern="^[a-z]+$")], "matches ^[a-z]+$"),
+        (StrictStr, "any value"),
+    ],
+)
+def test_another_limit_is_told_be_it_narrower_or_wider(held: Any, now: str) -> None:
+    assert limit_faults() == []
+    assert limit_faults(uri=(held, ...)) == [f"/uri was 1 to 8192 bytes of UTF-8, no NUL and is {now}"]
+
+
+def test_a_limit_of_what_had_none_is_told() -> None:
+    frozen_reply = frozen("limits-1.0")["replies"]["ERROR to pin"]
+    model = create_model("ErrorLike", error_message=(Annotated[StrictStr, Field(max_length=9)], ...))
+    told = list(golden.lost(frozen_reply, golden._limits_in(model, RELEASED[0])))
+    assert told == ["/error_message was any value and is at most 9 characters"]
+
+
+def test_a_word_that_is_added_to_a_list_of_words_is_no_limit() -> None:
+    for version in RELEASED:
+        for held in frozen(f"limits-{version}")["replies"].values():
+            assert not {"sync_status", "error_code", "tier"} & held.keys()
 
 
 # -- codes ---------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ Rules:
    field was renamed, re-typed or dropped, or an encoder changed what old peers are sent.
 2. FROZEN.sha256 names every frozen file with its digest, so that an edit shows in review as two edits.
 3. A new version has a new folder. What a later build adds to an old one is made by the old encoder.
-4. A frozen schema is broken by a field that is gone, renamed, re-typed or newly required, by a new field
-   that does not name the version that brought it, and by a code or word that is gone or means another thing.
+4. A frozen schema is broken by a field that is gone, renamed, re-typed, of other limits or newly required, by
+   a new field that does not name the version that brought it, and by a code or word that is gone or means
+   another thing.
 """
 
 from __future__ import annotations
@@ -213,6 +214,28 @@ def field_schema(model: Any, version: WireVersion) -> dict[str, Any]:
     }
 
 
+def limits_of(version: WireVersion) -> dict[str, Any]:
+    """What the values of each field keep to. Narrower ones would refuse what a released peer sends, wider
+    ones would send what it refuses; what is chosen from a list of words is among the codes."""
+    requests = list(actions_of(version).values())
+    return {
+        "requests": {model.action: _limits_in(model, version) for model in requests},
+        "replies": {
+            f"{reply.status} to {request.action}": _limits_in(reply, version)
+            for request in requests
+            for reply in possible_replies(request)
+        },
+        "parts": {model.__name__: _limits_in(model, version) for model in PARTS if model.since <= version},
+    }
+
+
+def _limits_in(model: type[Message], version: WireVersion) -> dict[str, str]:
+    words = {", ".join(word.value for word in kind) for kind in (Tier, SyncStatus, ErrorCode)}
+    hidden = newer_fields(model, version)
+    rows = [row for row in field_rows(model) if row.name not in hidden]
+    return {row.name: row.limits or "any value" for row in rows if row.limits not in words}
+
+
 def codes_of(version: WireVersion) -> dict[str, Any]:
     """The numbers and words of `version` that stand for something, and the fields that may not be dropped
     for an older peer. None is ever used again for something else."""
@@ -269,6 +292,7 @@ def wanted_files() -> dict[str, str]:
     files: dict[str, str] = {}
     for version in RELEASED:
         files[f"schemas/wire-{version}.json"] = _text(schema_of(version))
+        files[f"schemas/limits-{version}.json"] = _text(limits_of(version))
         files[f"schemas/codes-{version}.json"] = _text(codes_of(version))
         for name, vector in vectors_of(version).items():
             files[f"vectors/wire-{version}/{name}"] = _text(vector.as_json())
