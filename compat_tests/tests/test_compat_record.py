@@ -8,6 +8,8 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,7 @@ from hypercache_compat.conformance.checks import Bench
 from hypercache_compat.conformance.suite import CHECKS
 from hypercache_compat.daemon_process import DaemonProcess
 from hypercache_compat.raw_wire import RawConnection
+from hypercache_compat.recording import Recorder
 from hypercache_protocol.messages import Ping, PongReply
 
 DEADLINE_S = 30.0
@@ -143,3 +146,40 @@ def test_a_socket_that_is_there_is_not_taken(
     words[2] = str(tmp_path / "nobody")
     assert main([*words, str(tmp_path / "free")]) == 2
     assert "no daemon answers" in capsys.readouterr().err
+
+
+def connected(path: str) -> RawConnection:
+    """A connection, as soon as somebody listens."""
+    last_s = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return RawConnection(path)
+        except OSError:
+            if time.monotonic() > last_s:
+                raise
+            time.sleep(0.01)
+
+
+@pytest.mark.timeout(60)
+def test_a_recording_that_cannot_go_on_ends_at_once_and_says_why(
+    daemon: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("this cannot be noted")
+
+    heard: list[bytes] = []
+
+    def ping() -> None:
+        with connected(path) as connection:
+            connection.send(b'{"action":"ping"}\n')
+            heard.append(connection.receive_line())
+
+    monkeypatch.setattr(Recorder, "note", fail)
+    path = str(daemon.folder / "ends")
+    client = threading.Thread(target=ping)
+    client.start()
+    with pytest.raises(ValueError, match="this cannot be noted"):
+        main(["record", "--to", daemon.socket_path, "--output", str(tmp_path / "c"), "--listen", path])
+    client.join(DEADLINE_S)
+    assert heard == [b""]
+    assert not os.path.lexists(path)

@@ -190,3 +190,11 @@ def test_help_is_there(command: list[str], capsys: pytest.CaptureFixture[str]) -
         main([*command, "--help"])
     assert ended.value.code == 0
     assert "usage: hypercache-compat" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "nan", "inf", "soon"])
+def test_a_time_that_is_none_is_refused_in_words(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "--socket", "/nowhere", f"--timeout={word}"])
+    assert ended.value.code == 2
+    assert f"must be a number of seconds above 0, not '{word}'" in capsys.readouterr().err

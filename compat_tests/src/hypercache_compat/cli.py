@@ -136,9 +136,12 @@ def _add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _seconds(word: str) -> float:
-    seconds = float(word)
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError("must be above 0")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {word!r}")
     return seconds
 
 
@@ -244,7 +247,7 @@ def _record(given: argparse.Namespace) -> int:
     check_sockets(given.listen, given.to)
     with _on_signals(stop), _made(given.output) as capture:
         recorder = Recorder(capture, given.to, stopped)
-        with private(), relaying(given.listen, given.to, recorder.passage):
+        with private(), relaying(given.listen, given.to, recorder.passage, stopped.set):
             _say(f"recording what passes between {given.listen} and {given.to}; Ctrl-C ends it")
             stopped.wait()
     _say(f"{recorder.count} pieces, {recorder.size_bytes} bytes")

@@ -38,10 +38,18 @@ class Relay:
 
     Args:
         passage: makes what watches over a connection, given its number from 0 on.
+        on_failure: called, by any thread, when there is something that `close` will raise.
     """
 
-    def __init__(self, path: str, target: str, passage: Callable[[int], Passage]) -> None:
+    def __init__(
+        self,
+        path: str,
+        target: str,
+        passage: Callable[[int], Passage],
+        on_failure: Callable[[], object] = lambda: None,
+    ) -> None:
         self.path = path
+        self._on_failure = on_failure
         self._target = target
         self._passage = passage
         self._numbers = count()
@@ -83,7 +91,11 @@ class Relay:
         try:
             function(*arguments)
         except Exception as error:  # noqa: BLE001 - the boundary of a thread: `close` raises it
-            self._failures.append(error)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failures.append(error)
+        self._on_failure()
 
     # -- accepting -------------------------------------------------------------------------------------
 
@@ -107,7 +119,7 @@ class Relay:
         try:
             link = _Link(client, daemon, self._passage(next(self._numbers)))
         except Exception as error:  # noqa: BLE001 - the boundary: a passage may raise anything
-            self._failures.append(error)
+            self._fail(error)
             client.close()
             daemon.close()
             return
@@ -171,9 +183,14 @@ def _shut(peer: socket.socket) -> None:
 
 
 @contextmanager
-def relaying(path: str, target: str, passage: Callable[[int], Passage]) -> Iterator[Relay]:
+def relaying(
+    path: str,
+    target: str,
+    passage: Callable[[int], Passage],
+    on_failure: Callable[[], object] = lambda: None,
+) -> Iterator[Relay]:
     """A relay that is closed afterwards."""
-    relay = Relay(path, target, passage)
+    relay = Relay(path, target, passage, on_failure)
     try:
         yield relay
     finally:
