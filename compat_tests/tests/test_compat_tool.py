@@ -16,6 +16,7 @@ from hypercache_compat.altered_replies import Altered, Fields
 from hypercache_compat.cli import main
 from hypercache_compat.conformance.suite import CHECKS, PREFIX, Outcome, run
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
+from hypercache_compat.grease import FEATURE, greased
 from hypercache_compat.raw_wire import RawConnection, fetch, store
 from hypercache_compat.relay import FROM_CLIENT, relaying
 from hypercache_compat.seeded_faults import FAULTS
@@ -98,6 +99,14 @@ def test_a_daemon_that_answers_frames_in_another_order_passes(daemon: DaemonProc
         report = run(path)
     assert [each for each in report.results if each.outcome is Outcome.FAILED] == []
     assert max(moved) > 10, "hardly anything was in another order"
+
+
+def test_a_daemon_of_the_future_that_says_more_passes(daemon: DaemonProcess) -> None:
+    path = str(daemon.folder / "f")
+    with relaying(path, daemon.socket_path, lambda _: Altered(on_reply=lambda _, reply: greased(reply))):
+        report = run(path)
+    assert FEATURE in report.offer.features
+    assert [each for each in report.results if each.outcome is Outcome.FAILED] == []
 
 
 def test_a_wire_that_is_asked_for_and_not_spoken_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:

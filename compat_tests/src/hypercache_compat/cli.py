@@ -194,7 +194,7 @@ class _Progress:
     def __init__(self, stream: IO[str], *, is_quiet: bool) -> None:
         self._stream = stream
         self._is_quiet = is_quiet
-        self._is_terminal = stream.isatty()
+        self._is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._failed = 0
 
     def show(self, number: int, count: int, result: Result) -> None:

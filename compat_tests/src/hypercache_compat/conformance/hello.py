@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypercache_protocol.batches import Hello, HelloReply
 from hypercache_protocol.messages import Ping, PongReply
 from hypercache_protocol.negotiation import parsed
-from hypercache_protocol.versions import WIRE_2_0
+from hypercache_protocol.versions import WIRE_2_0, features_of
 
 from .checks import Bench, Check
 from .shell import Fields, expect
@@ -64,6 +64,13 @@ def hello_unknown(bench: Bench) -> None:
     expect(unknown >= {"9.7", "x_compat"}, f"unknown is {sorted(unknown)} and should name 9.7 and x_compat")
 
 
+def all_features(bench: Bench) -> None:
+    """hello lists every feature of wire 2.0."""
+    _, reply = bench.connect_framed()
+    missing = features_of(WIRE_2_0) - set(reply.features)
+    expect(not missing, f"features lacks {', '.join(sorted(missing))}")
+
+
 CHECKS = (
     Check(
         "hello",
@@ -94,5 +101,13 @@ CHECKS = (
         hello_unknown,
         "A client does not learn which of its features this daemon lacks.",
         WIRE_2_0,
+    ),
+    Check(
+        "hello.all-features",
+        all_features,
+        "Parts of wire 2.0 are not there. Clients go without them: without batches a lookup, load or store "
+        "of many objects costs one request for each.",
+        WIRE_2_0,
+        required=False,
     ),
 )
