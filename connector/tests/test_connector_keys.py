@@ -77,3 +77,15 @@ def test_every_uri_fits_the_wire() -> None:
     mapping = UriMapping("\U0001f600" * 128)  # the longest namespace, encoded threefold
     for length in (1, 1000, 2000, 2210, 2300, 3000, 100_000):
         assert len(mapping.uri("é" * length)) <= 8192
+
+
+batches = st.lists(
+    st.one_of(any_text, awkward, st.text("0123456789abcdef@", max_size=8), st.just("k" * 8167)), max_size=6
+)
+
+
+@given(shared=any_text, keys=batches)
+def test_a_batch_has_the_uris_of_its_keys(shared: str, keys: list[str]) -> None:
+    mapping = UriMapping("n/s")
+    whole = [shared + key for key in keys]
+    assert mapping.uris(whole) == [mapping.uri(key) for key in whole]

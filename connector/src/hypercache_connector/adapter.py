@@ -6,15 +6,19 @@ Rules (LMCache's side of each is in README.md):
    connector closed, or something unforeseen happened.
 3. A get always has one boolean per key. `ok` alone would count every key as loaded.
 4. After `close` returned nothing touches a caller's buffer.
+5. The descriptor that LMCache polls is an epoll of the eventfd and of the lookup lane's connection.
 """
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import compress
+from operator import not_
 from typing import Any
 
 from typing_extensions import assert_never
@@ -26,10 +30,12 @@ from .completions import Completion, Completions
 from .config import Config
 from .devices import Devices
 from .direct_io import Buffer
+from .engine import LOAD_NEEDS, Engine, count
 from .keys import UriMapping
-from .outcomes import Counters, Outcome, ThrottledLog, by_name, logger
+from .lookup_lane import MOST_KEYS, LookupLane
+from .outcomes import Counters, Outcome, ThrottledLog, by_name, logger, which_are_good
 from .storing import store
-from .transfers import Engine, delete, load, lookup
+from .transfers import delete, load, lookup
 from .workers import ChunkWorkers, TaskQueue, join_all
 
 
@@ -72,6 +78,17 @@ class HyperCacheConnector:
         self._counters = Counters()
         self._completions = Completions()
         self._engine = _engine(settings, self._counters)
+        self._ready = select.epoll()
+        self._ready.register(self._completions.event_fd, select.EPOLLIN)
+        self._event_fd = self._ready.fileno()
+        self._lane: LookupLane[Operation] = LookupLane(
+            self._engine.client,
+            settings.timeout_s,
+            self._ready,
+            uris=lambda operation: self._mapping.uris(operation.keys),
+            answered=self._looked_up,
+            handed_back=self._handed_back,
+        )
         self._queues = {
             kind: TaskQueue(f"hypercache-{kind.value}", threads, settings.queue_limit, self._run)
             for kind, threads in _threads(settings).items()
@@ -83,7 +100,7 @@ class HyperCacheConnector:
 
     def event_fd(self) -> int:
         """The descriptor that becomes readable when there are completions to drain."""
-        return self._completions.event_fd
+        return self._event_fd
 
     def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[object]) -> int:
         """Begin to load each key into its buffer. Returns the id of the completion to come."""
@@ -95,14 +112,19 @@ class HyperCacheConnector:
 
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
         """Begin to look up each key. Returns the id of the completion to come."""
-        return self._submit(Kind.EXISTS, keys)
+        operation = self._begun(Kind.EXISTS, keys)
+        if len(operation.keys) > MOST_KEYS or not self._lane.ask(operation):
+            self._enqueue(operation)
+        return operation.future_id
 
     def submit_batch_delete(self, keys: Sequence[str]) -> int:
         """Begin to delete each key. Returns the id of the completion to come."""
         return self._submit(Kind.DELETE, keys)
 
     def drain_completions(self) -> list[Completion]:
-        """Each result that was not taken yet, as (id, ok, error, booleans or None), and a clear eventfd."""
+        """Each result that was not taken yet, as (id, ok, error, booleans or None); what made the descriptor
+        readable is dealt with."""
+        self._lane.take()
         return self._completions.drain()
 
     def close(self) -> None:
@@ -133,6 +155,7 @@ class HyperCacheConnector:
                 "features": sorted(client.features),
                 "wire": str(client.wire) if client.wire else None,
                 "breaker_open": client.breaker_open,
+                "lookup_lane_open": self._lane.is_open,
             },
             "devices_refusing_direct_io": self._engine.devices.refusing_direct(),
             "checksum_library": checksum.LIBRARY,
@@ -141,12 +164,27 @@ class HyperCacheConnector:
     # -- operations --------------------------------------------------------------------------------------
 
     def _submit(self, kind: Kind, keys: Sequence[str], sources: Sequence[object] = ()) -> int:
+        operation = self._begun(kind, keys, sources)
+        self._enqueue(operation)
+        return operation.future_id
+
+    def _begun(self, kind: Kind, keys: Sequence[str], sources: Sequence[object] = ()) -> Operation:
         future_id = self._completions.begin(None if kind is Kind.SET else len(keys))
-        operation = Operation(kind, future_id, list(keys), list(sources))
-        if not self._queues[kind].offer(operation):
+        return Operation(kind, future_id, list(keys), list(sources))
+
+    def _enqueue(self, operation: Operation) -> None:
+        if not self._queues[operation.kind].offer(operation):
             closing = self._closed or self._closing.locked()
             self._fail(operation, Outcome.CLOSED if closing else Outcome.QUEUE_FULL)
-        return future_id
+
+    def _looked_up(self, operation: Operation, outcomes: list[Outcome]) -> None:
+        count(self._engine, "lookups", outcomes)
+        self._counters.add("lookup_lane", "answered")
+        self._completions.complete(_completion(operation, outcomes))
+
+    def _handed_back(self, operation: Operation) -> None:
+        self._counters.add("lookup_lane", "handed_back")
+        self._enqueue(operation)
 
     def _run(self, operation: Operation) -> None:
         try:
@@ -156,6 +194,8 @@ class HyperCacheConnector:
             self._fail(operation, Outcome.INTERNAL_ERROR)
         else:
             self._completions.complete(_completion(operation, outcomes))
+            if operation.kind is Kind.EXISTS and not self._engine.seals:  # a seal may take a second look
+                self._lane.open(LOAD_NEEDS)
 
     def _outcomes(self, operation: Operation) -> list[Outcome]:
         match operation.kind:
@@ -202,11 +242,13 @@ class HyperCacheConnector:
         for queue in self._queues.values():
             for operation in queue.close():
                 self._fail(operation, Outcome.CLOSED)
+        self._lane.close()
         self._engine.readers.close()
         self._engine.writers.close()
         self._engine.client.close()
         reading = [*self._queues[Kind.GET].threads, *self._engine.readers.threads]
         others = [thread for queue in self._queues.values() for thread in queue.threads]
+        others += [self._lane.watch] if self._lane.watch else []
         while left := join_all(reading, deadline):
             logger.error(
                 "%s: a device does not give back what it was asked to read; waiting on", left[0].name
@@ -216,6 +258,7 @@ class HyperCacheConnector:
             logger.error("%s: a device does not finish what it was given to write; giving it up", thread.name)
         self._engine.devices.forget_all()
         self._completions.close()
+        self._ready.close()
 
 
 def _engine(settings: Config, counters: Counters) -> Engine:
@@ -254,8 +297,8 @@ def _threads(settings: Config) -> dict[Kind, int]:
 def _completion(operation: Operation, outcomes: Sequence[Outcome], *, failed: bool = False) -> Completion:
     """What LMCache is told: a set's booleans are not asked for, a lookup's count only beside a true `ok`,
     and a key that was absent is deleted as well as one that was not."""
-    good = [outcome.good for outcome in outcomes]
-    reasons = by_name(outcome for outcome in outcomes if not outcome.good)
+    good = which_are_good(outcomes)
+    reasons = by_name(compress(outcomes, map(not_, good)))
     error = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
     match operation.kind:
         case Kind.SET:

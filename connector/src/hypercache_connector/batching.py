@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 
 from hypercache_protocol import InvalidMessage, SyncStatus
@@ -47,6 +46,8 @@ from hypercache_protocol.messages import (
     StagedReply,
     StageWrite,
 )
+
+from .prefixes import shared_prefix
 
 _FRAME_BYTES = 512
 """More than the fields of a batch cost beside its items."""
@@ -100,13 +101,6 @@ def presence_batches(uris: Sequence[str], limits: HelloLimits) -> Iterator[Batch
         part = uris[start : start + most]
         prefix, suffixes = shared_prefix(part)
         yield Batch(LocateMany.trusted(prefix=prefix, suffixes=suffixes), start, len(part))
-
-
-def shared_prefix(uris: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """What all of them begin with, and the rest of each."""
-    prefix = commonprefix(uris)  # noqa: RUF071 - character by character is what is wanted here
-    cut = len(prefix)
-    return prefix, tuple([uri[cut:] for uri in uris])
 
 
 # -- joining -------------------------------------------------------------------------------------------

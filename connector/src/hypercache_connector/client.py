@@ -93,6 +93,42 @@ class Client:
         """
         return self._carried_out(lambda connection, by: connection.lookup(uris, by), needs) if uris else []
 
+    def borrow(self, *, needs: frozenset[str] = frozenset()) -> Connection:
+        """A connection for the caller alone, until it gives it back or discards it; `close` breaks it off.
+
+        Raises:
+            DaemonUnavailable: there is none to be had, or the daemon lacks what the caller `needs`.
+        """
+        self._drop_connections_of_parent_process()
+        self._refuse_if_closed_or_open()
+        connection = self._kept() or self._connect(time.monotonic() + self._timeout_s)
+        self._check_needs(connection, needs)
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection, which must be in step, for the next exchange."""
+        with self._lock:
+            self._busy.discard(connection)
+            if self.is_current(connection) and not self._closed.is_set() and len(self._idle) < _MAX_KEPT:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def is_current(self, connection: Connection) -> bool:
+        """Whether it leads to the daemon that answered last: two may overlap for a moment."""
+        return connection.instance_id == self.instance_id
+
+    def discard(self, connection: Connection) -> None:
+        """Close a connection that is not in step any more."""
+        with self._lock:
+            self._busy.discard(connection)
+        connection.close()
+
+    def note_late(self) -> None:
+        """The daemon did not answer in time on a borrowed connection: let no exchange wait for it until it
+        answers again."""
+        self._open_breaker()
+
     def _carried_out(self, work: Callable[[Connection, float], list[_T]], needs: frozenset[str]) -> list[_T]:
         """What `work` gives on a connection of its own, by the deadline that it is told."""
         self._drop_connections_of_parent_process()
@@ -153,20 +189,23 @@ class Client:
         needs: frozenset[str],
         deadline: float,
     ) -> list[_T]:
+        self._check_needs(connection, needs)
+        try:
+            results = work(connection, deadline)
+        except BaseException:
+            self.discard(connection)
+            raise
+        self.give_back(connection)
+        return results
+
+    def _check_needs(self, connection: Connection, needs: frozenset[str]) -> None:
         missing = needs - connection.features
         if missing:
-            self._give_back(connection)
+            self.give_back(connection)
             raise DaemonUnavailable(
                 Outcome.DAEMON_TOO_OLD,
                 _what_is_missing(missing, connection.wire, self._version),
             )
-        try:
-            results = work(connection, deadline)
-        except BaseException:
-            self._discard(connection)
-            raise
-        self._give_back(connection)
-        return results
 
     def _refuse_if_closed_or_open(self) -> None:
         if self._closed.is_set():
@@ -188,7 +227,7 @@ class Client:
                 self._busy.add(connection)
             if not connection.is_out_of_step():
                 return connection
-            self._discard(connection)
+            self.discard(connection)
 
     def _connect(self, deadline: float) -> Connection:
         """A connection to a daemon of any wire. Each asks anew for the best: the daemon may have been
@@ -213,7 +252,7 @@ class Client:
             connection.greet(deadline)
             self._note_daemon(connection)
         except BaseException:
-            self._discard(connection)
+            self.discard(connection)
             raise
         return connection
 
@@ -223,21 +262,6 @@ class Client:
             self.features, self._wire = connection.features, connection.wire
         if known is None or known != connection.instance_id:
             self._on_new_instance()
-
-    def _give_back(self, connection: Connection) -> None:
-        with self._lock:
-            self._busy.discard(connection)
-            # One to an earlier daemon may still be open, where two overlap for a moment.
-            current = connection.instance_id == self.instance_id
-            if current and not self._closed.is_set() and len(self._idle) < _MAX_KEPT:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def _discard(self, connection: Connection) -> None:
-        with self._lock:
-            self._busy.discard(connection)
-        connection.close()
 
     def _drop_connections_of_parent_process(self) -> None:
         # After a fork both processes would read each other's replies from one socket.
@@ -276,7 +300,7 @@ class Client:
                 continue
             with self._lock:
                 self._probing = None
-            self._give_back(connection)
+            self.give_back(connection)
             logger.info("%s: the daemon answers again", self.socket_path)
             return
 

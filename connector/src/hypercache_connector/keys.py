@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Sequence
 from urllib.parse import quote
+
+from .prefixes import shared_prefix
 
 MAPPING_VERSION = 1
 MAX_NAMESPACE_BYTES = 512
@@ -40,28 +41,28 @@ class UriMapping:
             return uri
         return self._hashed + hashlib.sha256(_utf8(key)).hexdigest()
 
-    def uris(self, keys: Iterable[str]) -> list[str]:
+    def uris(self, keys: Sequence[str]) -> list[str]:
         """The uri of each key, in order."""
-        return [self.uri(key) for key in keys]
+        # Each character is encoded by itself, so a key may be cut anywhere. What LMCache's keys of one batch
+        # don't share are hashes, which stay as they are.
+        shared, rests = shared_prefix(keys)
+        stem = self._plain + _encoded(shared)
+        longest = len(stem) + max(map(len, rests), default=0)
+        if longest > _LONGEST_URI_BYTES or not _stays_as_it_is("".join(rests)):
+            return [self.uri(key) for key in keys]
+        return [stem + rest for rest in rests]
+
+
+def _stays_as_it_is(text: str) -> bool:
+    # As bytes: what is a letter is a matter of one look there, and of Unicode's tables in a str.
+    return text.isascii() and text.encode().replace(b"@", b"").isalnum()
 
 
 def _encoded(text: str) -> str:
-    # Each character is encoded by itself, so a text may be cut anywhere. LMCache's keys end in a hash, and
-    # those of one batch share all before it: that is encoded once.
-    head, at, tail = text.rpartition("@")
-    if tail.isascii() and tail.isalnum():
-        return _encoded_head(head + at) + tail
-    return _encoded_whole(text)
-
-
-def _encoded_whole(text: str) -> str:
     # The same as quote(text, safe="@"), five times faster for the ASCII that keys are made of.
     if text.isascii():
         return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", text)
     return quote(_utf8(text), safe="@")
-
-
-_encoded_head = lru_cache(maxsize=256)(_encoded_whole)
 
 
 def _utf8(text: str) -> bytes:

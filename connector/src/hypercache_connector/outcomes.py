@@ -65,6 +65,11 @@ class Outcome(str, Enum):
 _GOOD = frozenset({Outcome.OK, Outcome.ALREADY_STORED})
 
 
+def which_are_good(outcomes: Iterable[Outcome]) -> list[bool]:
+    """`good` of each."""
+    return list(map(_GOOD.__contains__, outcomes))
+
+
 def by_name(outcomes: Iterable[Outcome]) -> dict[str, int]:
     """How often each outcome is there, by its name."""
     return {outcome.value: count for outcome, count in Counter(outcomes).items()}

@@ -49,15 +49,24 @@ def unpacked_bits(bitmap: bytes, count: int) -> list[bool]:
     Raises:
         InvalidMessage: the bitmap has not exactly the bytes for that many, or a bit beyond them.
     """
+    flags: list[bool] = bit_array(bitmap, count).astype(bool).tolist()
+    return flags
+
+
+def bit_array(bitmap: bytes, count: int) -> npt.NDArray[np.uint8]:
+    """The first `count` bits, each 0 or 1.
+
+    Raises:
+        InvalidMessage: as for `unpacked_bits`.
+    """
     if len(bitmap) != (count + 7) // 8:
         raise InvalidMessage(
             f"a bitmap for {count} uris must have {(count + 7) // 8} bytes, not {len(bitmap)}"
         )
     bits = np.unpackbits(np.frombuffer(bitmap, dtype=U8), bitorder="little")
-    if bits[count:].any():
+    if count % 8 and bitmap[-1] >> count % 8:
         raise InvalidMessage(f"a bitmap for {count} uris has a bit set beyond them")
-    flags: list[bool] = bits[:count].astype(bool).tolist()
-    return flags
+    return bits[:count]
 
 
 def packed(values: Sequence[int], dtype: npt.DTypeLike) -> bytes:

@@ -1,0 +1,23 @@
+"""What texts begin with in common: a batch's keys and uris differ in their ends only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def shared_prefix(texts: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """What all of them begin with, and the rest of each."""
+    cut = _shared_length(min(texts), max(texts)) if texts else 0
+    return texts[0][:cut] if texts else "", tuple([text[cut:] for text in texts])
+
+
+def _shared_length(one: str, other: str) -> int:
+    # By halves: os.path.commonprefix goes character by character, in Python.
+    length, most = 0, min(len(one), len(other))
+    while length < most:
+        half = (length + most + 1) // 2
+        if one.startswith(other[:half]):
+            length = half
+        else:
+            most = half - 1
+    return length

@@ -1,0 +1,278 @@
+"""Lookups that need no thread: what takes the lane, and what becomes of it when the daemon misbehaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hypercache_connector.lookup_lane import MOST_KEYS
+from hypercache_protocol.batches import LocatedMany, LocateMany
+
+DEADLINE_S = 30.0
+KEYS = [f"m@00000001@0@{number:064x}" for number in range(8)]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.005)
+
+
+def opened(driver: Any) -> Any:
+    """The driver, once its lane is open."""
+    driver.exists(["any"])
+    until(lambda: driver.connector.status()["daemon"]["lookup_lane_open"])
+    driver.answered_before = driver.count("lookup_lane", "answered")
+    return driver
+
+
+def answered(driver: Any) -> int:
+    """How many lookups the lane answered since it was opened."""
+    return int(driver.count("lookup_lane", "answered") - driver.answered_before)
+
+
+def handed_back(driver: Any) -> int:
+    return int(driver.count("lookup_lane", "handed_back"))
+
+
+# -- what takes it -------------------------------------------------------------------------------------
+
+
+def test_after_the_first_lookup_those_that_follow_take_the_lane(scripted2, connect) -> None:
+    driver = connect(scripted2.socket_path)
+    assert driver.store(KEYS[:4], [bytearray(100)] * 4).ok
+    assert driver.exists(KEYS) == [True] * 4 + [False] * 4
+    assert driver.count("lookup_lane", "answered") == 0
+    opened(driver)
+    before = scripted2.connections_accepted
+    assert driver.exists(KEYS) == [True] * 4 + [False] * 4
+    assert driver.exists(["alone"]) == [False]
+    assert answered(driver) == 2
+    assert scripted2.connections_accepted == before
+
+
+def test_many_lookups_wait_in_it_at_once_and_each_gets_its_own_answer(scripted2, connect) -> None:
+    driver = opened(connect(scripted2.socket_path))
+    driver.store(KEYS, [bytearray(100)] * len(KEYS))
+    scripted2.freeze()
+    ids = [driver.connector.submit_batch_exists([key, "absent"]) for key in KEYS]
+    scripted2.thaw()
+    assert [driver.wait(each).result_bools for each in ids] == [[True, False]] * len(KEYS)
+    assert answered(driver) == len(KEYS)
+
+
+def test_no_key_and_more_than_fit_one_frame_go_the_ordinary_way(scripted2, connect) -> None:
+    driver = opened(connect(scripted2.socket_path))
+    assert driver.exists([]) == []
+    assert driver.exists([f"k{number}" for number in range(MOST_KEYS + 1)]) == [False] * (MOST_KEYS + 1)
+    assert answered(driver) == 0
+    assert driver.exists([f"k{number}" for number in range(MOST_KEYS)]) == [False] * MOST_KEYS
+    assert answered(driver) == 1
+
+
+def test_no_more_wait_in_it_than_the_daemon_takes_at_once(scripted2, connect) -> None:
+    scripted2.limits = scripted2.limits.model_copy(update={"max_in_flight": 2})
+    driver = opened(connect(scripted2.socket_path))
+    scripted2.freeze()
+    ids = [driver.connector.submit_batch_exists([key]) for key in KEYS]
+    scripted2.thaw()
+    assert [driver.wait(each).result_bools for each in ids] == [[False]] * len(KEYS)
+    assert answered(driver) == 2
+
+
+def test_a_daemon_that_reads_nothing_for_a_while_gets_every_lookup_in_the_end(scripted2, connect) -> None:
+    scripted2.limits = scripted2.limits.model_copy(update={"max_in_flight": 1000})
+    driver = opened(connect(scripted2.socket_path))
+    scripted2.freeze()
+    # Long after the first one the kernel's buffers are full, and what is left waits on this side.
+    batch = [f"{number:0400d}" for number in range(MOST_KEYS)]
+    ids = [driver.connector.submit_batch_exists([f"{each}{key}" for key in batch]) for each in range(6)]
+    scripted2.thaw()
+    assert [driver.wait(each).result_bools for each in ids] == [[False] * MOST_KEYS] * 6
+    assert answered(driver) == 6
+
+
+def test_on_wire_1_there_is_no_lane(scripted, connect) -> None:
+    finds_without_lane(connect(scripted.socket_path))
+
+
+def test_where_objects_are_sealed_there_is_no_lane(scripted2, connect) -> None:
+    finds_without_lane(connect(scripted2.socket_path, seal_for_old_daemons=True))
+
+
+def finds_without_lane(driver: Any) -> None:
+    driver.store(KEYS[:4], [bytearray(100)] * 4)
+    assert [driver.exists(KEYS) for _ in range(3)] == [[True] * 4 + [False] * 4] * 3
+    assert driver.count("lookup_lane", "answered") == 0
+    assert not driver.connector.status()["daemon"]["lookup_lane_open"]
+
+
+# -- what ends it --------------------------------------------------------------------------------------
+
+
+def located(spoil: Callable[[LocatedMany], Any]) -> Callable[[Any, Any], Any]:
+    """A change of the answers to lookups."""
+    return lambda request, reply: spoil(reply) if isinstance(request, LocateMany) else reply
+
+
+SPOILED: dict[str, dict[str, Any]] = {
+    "garbage": {"garble": lambda request, data: b"\xff" * 64},
+    "a closed connection": {"garble": lambda request, data: None},
+    "half an answer, then the end": {"garble": lambda request, data: data[:7] + b"\xff" * 64},
+    "too few bits": {"change_batch": located(lambda reply: reply.model_copy(update={"present": b""}))},
+    "verifiable and absent": {
+        "change_batch": located(lambda reply: reply.model_copy(update={"verifiable": b"\xff"}))
+    },
+}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_an_odd_answer_closes_it_and_its_lookups_go_the_ordinary_way(scripted2, connect, what: str) -> None:
+    driver = opened(connect(scripted2.socket_path))
+    driver.store(KEYS[:4], [bytearray(100)] * 4)
+    scripted2.freeze()
+    ids = [driver.connector.submit_batch_exists(KEYS) for _ in range(3)]
+    honest = {name: getattr(scripted2, name) for name in SPOILED[what]}
+    spoilt = threading.Event()
+
+    def once(name: str) -> Callable[[Any, Any], Any]:
+        def answer(request: Any, reply: Any) -> Any:
+            if isinstance(request, LocateMany) and not spoilt.is_set():
+                spoilt.set()
+                return SPOILED[what][name](request, reply)
+            return honest[name](request, reply)
+
+        return answer
+
+    for name in honest:
+        setattr(scripted2, name, once(name))
+    scripted2.thaw()
+    for each in ids:
+        assert driver.wait(each).result_bools == [True] * 4 + [False] * 4
+    assert spoilt.is_set()
+    assert handed_back(driver) >= 1
+    opened(driver)
+    assert driver.exists(KEYS) == [True] * 4 + [False] * 4
+
+
+def test_a_restarted_daemon_answers_what_the_old_one_left_and_the_lane_opens_again(
+    scripted2, connect
+) -> None:
+    driver = opened(connect(scripted2.socket_path))
+    driver.store(KEYS, [bytearray(100)] * len(KEYS))
+    scripted2.freeze()
+    ids = [driver.connector.submit_batch_exists(KEYS) for _ in range(3)]
+    scripted2.stop()
+    scripted2.start()
+    scripted2.thaw()
+    assert [driver.wait(each).result_bools for each in ids] == [[True] * len(KEYS)] * 3
+    opened(driver)
+    assert driver.exists(KEYS) == [True] * len(KEYS)
+    assert answered(driver) == 1
+
+
+def test_a_daemon_that_went_away_while_nothing_was_asked_costs_no_lookup(scripted2, connect) -> None:
+    driver = opened(connect(scripted2.socket_path))
+    driver.store(KEYS, [bytearray(100)] * len(KEYS))
+    scripted2.stop()
+    scripted2.start()
+    assert driver.exists(KEYS) == [True] * len(KEYS)
+
+
+def test_a_daemon_that_does_not_answer_makes_its_lookups_late_once_and_opens_the_breaker(
+    scripted2, connect
+) -> None:
+    driver = opened(connect(scripted2.socket_path, timeout_s=0.5, probe_interval_s=30.0))
+    scripted2.freeze()
+    start = time.monotonic()
+    ids = [driver.connector.submit_batch_exists(KEYS) for _ in range(3)]
+    for each in ids:
+        assert driver.wait(each).result_bools == [False] * len(KEYS)
+    assert 0.5 <= time.monotonic() - start < 5.0
+    # One that had a moment left when the first was given up is not asked again.
+    late, refused = driver.count("lookups", "daemon_late"), driver.count("lookups", "breaker_open")
+    assert late >= len(KEYS)
+    assert late + refused == 3 * len(KEYS)
+    assert driver.connector.status()["daemon"]["breaker_open"]
+    assert driver.exists(KEYS) == [False] * len(KEYS)
+    assert driver.count("lookups", "breaker_open") == refused + len(KEYS)
+
+
+def test_answers_that_nobody_drains_are_not_late(scripted2, connect) -> None:
+    driver = opened(connect(scripted2.socket_path, timeout_s=0.4))
+    future_id = driver.connector.submit_batch_exists(KEYS)
+    until(lambda: answered(driver) == 1)
+    time_spent = time.monotonic() + 1.0
+    until(lambda: time.monotonic() > time_spent)
+    assert driver.count("lookups", "daemon_late") == 0
+    assert driver.wait(future_id).ok
+
+
+def test_a_fault_nobody_foresaw_closes_it_and_raises_nothing(
+    scripted2, connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = opened(connect(scripted2.socket_path))
+
+    def fault(*_: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hypercache_connector.connection.Connection.presence", fault)
+        assert driver.exists(KEYS) == [False] * len(KEYS)
+    assert handed_back(driver) == 1
+    opened(driver)
+    with monkeypatch.context() as patched:
+        patched.setattr("hypercache_connector.connection.Connection.post_lookup", fault)
+        assert driver.exists(KEYS) == [False] * len(KEYS)
+    assert not driver.connector.status()["daemon"]["lookup_lane_open"] or answered(driver) == 0
+
+
+# -- close, fork ---------------------------------------------------------------------------------------
+
+
+def test_close_fails_what_waits_in_it_each_id_once(scripted2, connect) -> None:
+    driver = opened(connect(scripted2.socket_path))
+    driver.connector.drain_completions()
+    scripted2.freeze()
+    ids = [driver.connector.submit_batch_exists(KEYS) for _ in range(5)]
+    driver.connector.close()
+    taken = driver.connector.drain_completions()
+    assert sorted(completion.future_id for completion in taken) == ids
+    assert not any(completion.ok or any(completion.result_bools or ()) for completion in taken)
+
+
+_FORKING = """
+import os, select, sys, time
+from hypercache_connector import HyperCacheConnector
+
+connector = HyperCacheConnector(socket_path=sys.argv[1], namespace="n")
+
+def lookup():
+    future_id = connector.submit_batch_exists(["k"])
+    while not (done := connector.drain_completions()):
+        assert select.select([connector.event_fd()], [], [], 20)[0]
+    assert [(each.future_id, each.ok) for each in done] == [(future_id, True)]
+
+while connector.status().get("lookup_lane", {}).get("answered", 0) < 3:
+    lookup()
+child = os.fork()
+if child == 0:
+    lane = connector._lane
+    lane.open(frozenset())
+    os._exit(1 if lane.ask(None) else 0)
+assert os.waitpid(child, 0)[1] == 0
+lookup()
+assert connector.status()["lookup_lane"]["answered"] == 4
+connector.close()
+"""
+
+
+def test_a_forked_child_leaves_its_parent_s_lane_alone(scripted2) -> None:
+    subprocess.run([sys.executable, "-c", _FORKING, scripted2.socket_path], check=True, timeout=DEADLINE_S)
