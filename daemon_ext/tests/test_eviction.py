@@ -1,8 +1,8 @@
-"""Eviction policies: what leaves first, and that victims can be removed while they are named."""
+"""What every eviction policy keeps, foremost that victims may be removed while they are named; and Lru."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import given
@@ -10,12 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from hypercache_daemon.core.eviction import EvictionPolicy, Lru
+from hypercache_daemon.core.eviction_return_rate import ReturnRate
 
 KEYS = st.sampled_from([f"hypercache://k{number}" for number in range(12)])
 
 
-def policy_with(keys: Iterable[str]) -> EvictionPolicy:
-    policy: EvictionPolicy = Lru()
+Make = Callable[[], EvictionPolicy]
+every_policy = pytest.mark.parametrize("make", [Lru, ReturnRate])
+
+
+def policy_with(keys: Iterable[str], make: Make = Lru) -> EvictionPolicy:
+    policy = make()
     for key in keys:
         policy.inserted(key, 4096)
     return policy
@@ -23,6 +28,104 @@ def policy_with(keys: Iterable[str]) -> EvictionPolicy:
 
 def numbered(count: int) -> list[str]:
     return [f"k{number}" for number in range(count)]
+
+
+# -- every policy --------------------------------------------------------------------------------------
+
+
+@every_policy
+def test_of_a_batch_the_tail_leaves_before_the_head(make: Make) -> None:
+    policy = policy_with(["head", "middle", "tail", "other"], make)
+    policy.touched(["head", "middle", "tail"])
+    assert list(policy.victims()) == ["other", "tail", "middle", "head"]
+
+
+@every_policy
+def test_a_touch_of_unknown_keys_makes_none_known(make: Make) -> None:
+    policy = policy_with("ab", make)
+    policy.touched(["missing", "a", "gone"])
+    assert list(policy.victims()) == ["b", "a"]
+
+
+@every_policy
+def test_a_key_that_is_twice_in_a_batch_is_named_once(make: Make) -> None:
+    policy = policy_with("ab", make)
+    policy.touched(["a", "b", "a"])
+    assert sorted(policy.victims()) == ["a", "b"]
+
+
+@every_policy
+def test_a_removed_key_is_no_victim_and_may_be_removed_again(make: Make) -> None:
+    policy = policy_with("abc", make)
+    policy.removed("b")
+    policy.removed("b")
+    assert sorted(policy.victims()) == ["a", "c"]
+
+
+@every_policy
+def test_inserting_a_known_key_makes_it_the_hottest(make: Make) -> None:
+    policy = policy_with("ab", make)
+    policy.inserted("a", 8192)
+    assert list(policy.victims()) == ["b", "a"]
+
+
+@every_policy
+def test_naming_victims_removes_nothing(make: Make) -> None:
+    policy = policy_with("abc", make)
+    first = list(policy.victims())
+    assert first == list(policy.victims())
+    assert sorted(first) == ["a", "b", "c"]
+
+
+@every_policy
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 48, 1000])
+def test_victims_may_be_removed_while_they_are_named(make: Make, count: int) -> None:
+    policy = policy_with(numbered(count), make)
+    order = list(policy.victims())
+    seen = []
+    for key in policy.victims():
+        policy.removed(key)
+        seen.append(key)
+    assert seen == order
+    assert sorted(order) == sorted(numbered(count))
+    assert list(policy.victims()) == []
+
+
+@every_policy
+@given(removed=st.sets(st.integers(0, 299)))
+def test_victims_are_named_once_whichever_the_caller_removes(make: Make, removed: set[int]) -> None:
+    policy = policy_with(numbered(300), make)
+    order = list(policy.victims())
+    seen = []
+    for place, key in enumerate(policy.victims()):
+        seen.append(key)
+        if place in removed:
+            policy.removed(key)
+    assert seen == order
+    assert list(policy.victims()) == [key for place, key in enumerate(order) if place not in removed]
+
+
+@every_policy
+def test_what_is_removed_before_its_turn_is_not_named(make: Make) -> None:
+    policy = policy_with("abc", make)
+    first, second, third = policy.victims()
+    victims = policy.victims()
+    assert next(victims) == first
+    policy.removed(second)
+    assert list(victims) == [third]
+
+
+@every_policy
+def test_a_victim_that_comes_back_is_not_named_twice(make: Make) -> None:
+    policy = policy_with("ab", make)
+    victims = policy.victims()
+    first = next(victims)
+    policy.removed(first)
+    policy.inserted(first, 4096)
+    assert list(victims) == [*{"a", "b"} - {first}]
+
+
+# -- Lru -----------------------------------------------------------------------------------------------
 
 
 def test_the_oldest_leaves_first() -> None:
@@ -33,76 +136,6 @@ def test_a_touched_key_leaves_last() -> None:
     policy = policy_with("abc")
     policy.touched(["a"])
     assert list(policy.victims()) == ["b", "c", "a"]
-
-
-def test_of_a_batch_the_tail_leaves_before_the_head() -> None:
-    policy = policy_with(["head", "middle", "tail", "other"])
-    policy.touched(["head", "middle", "tail"])
-    assert list(policy.victims()) == ["other", "tail", "middle", "head"]
-
-
-def test_a_touch_of_unknown_keys_makes_none_known() -> None:
-    policy = policy_with("ab")
-    policy.touched(["missing", "a", "gone"])
-    assert list(policy.victims()) == ["b", "a"]
-
-
-def test_inserting_a_known_key_makes_it_the_hottest() -> None:
-    policy = policy_with("ab")
-    policy.inserted("a", 8192)
-    assert list(policy.victims()) == ["b", "a"]
-
-
-def test_a_removed_key_is_no_victim_and_may_be_removed_again() -> None:
-    policy = policy_with("abc")
-    policy.removed("b")
-    policy.removed("b")
-    assert list(policy.victims()) == ["a", "c"]
-
-
-def test_naming_victims_removes_nothing() -> None:
-    policy = policy_with("abc")
-    assert list(policy.victims()) == list(policy.victims()) == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 192, 1000])
-def test_victims_may_be_removed_while_they_are_named(count: int) -> None:
-    policy = policy_with(numbered(count))
-    seen = []
-    for key in policy.victims():
-        policy.removed(key)
-        seen.append(key)
-    assert seen == numbered(count)
-    assert list(policy.victims()) == []
-
-
-@given(st.sets(st.integers(0, 299)))
-def test_victims_are_named_once_whichever_the_caller_removes(removed: set[int]) -> None:
-    keys = numbered(300)
-    policy = policy_with(keys)
-    seen = []
-    for number, key in enumerate(policy.victims()):
-        seen.append(key)
-        if number in removed:
-            policy.removed(key)
-    assert seen == keys
-    assert list(policy.victims()) == [key for number, key in enumerate(keys) if number not in removed]
-
-
-def test_what_is_removed_before_its_turn_is_not_named() -> None:
-    policy = policy_with("abc")
-    victims = policy.victims()
-    assert next(victims) == "a"
-    policy.removed("b")
-    assert list(victims) == ["c"]
-
-
-def test_a_victim_that_comes_back_is_not_named_twice() -> None:
-    policy = policy_with("ab")
-    victims = policy.victims()
-    policy.removed(next(victims))
-    policy.inserted("a", 4096)
-    assert list(victims) == ["b"]
 
 
 class LruAgainstAList(RuleBasedStateMachine):

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-_FIRST_LOOK = 64
+_FIRST_LOOK = 16
+_Item = TypeVar("_Item")
 
 
 class EvictionPolicy(Protocol):
@@ -25,7 +26,8 @@ class EvictionPolicy(Protocol):
         """`key` may be evicted from now on; known already, it is as good as new and has the new size."""
 
     def touched(self, keys_in_batch_order: Sequence[str]) -> None:
-        """These were asked for together, in this order; unknown keys are passed over."""
+        """These were asked for together, in this order; unknown keys are passed over, and may tell a policy
+        what to think of them once they are inserted."""
 
     def removed(self, key: str) -> None:
         """`key` is gone, or may not be evicted any more; an unknown key changes nothing."""
@@ -61,16 +63,21 @@ class Lru:
 
     def victims(self) -> Iterator[str]:
         """Every key once, coldest first; see `EvictionPolicy.victims`."""
-        given: set[str] = set()
-        look = _FIRST_LOOK
-        # An OrderedDict must not change while it is iterated, and a copy of a million keys for the sake of
-        # one victim is too dear. Looks that double cost no more than one pass, whatever the caller leaves.
-        while True:
-            ahead = list(islice(self._coldest_first, look))
-            for key in ahead:
-                if key not in given and key in self._coldest_first:
-                    given.add(key)
-                    yield key
-            if len(ahead) < look:
-                return
-            look *= 2
+        return walk(self._coldest_first)
+
+
+def walk(queue: OrderedDict[_Item, None]) -> Iterator[_Item]:
+    """Everything in `queue` once, from its first on; what leaves it before its turn is not given."""
+    given: set[_Item] = set()
+    look = _FIRST_LOOK
+    # An OrderedDict must not change while it is iterated, and a copy of a million keys for the sake of
+    # one victim is too dear. Looks that double cost no more than one pass, whatever the caller leaves.
+    while True:
+        ahead = list(islice(queue, look))
+        for item in ahead:
+            if item not in given and item in queue:
+                given.add(item)
+                yield item
+        if len(ahead) < look:
+            return
+        look *= 2
