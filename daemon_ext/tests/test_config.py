@@ -41,7 +41,7 @@ def test_every_setting_may_be_an_argument() -> None:
             *("--ingest-prefix", "file:///x", "--ingest-prefix", "s3://y", "--wire", "1.0"),
             *("--log-level", "debug", "--max-connections", "7", "--quarantine-s", "1.5"),
             *("--quarantine-share", "0.2", "--stage-expiry-s", "60", "--evict-above", "0.8"),
-            *("--evict-down-to", "0.7", "--shutdown-grace-s", "3"),
+            *("--evict-down-to", "0.7", "--eviction", "lru", "--shutdown-grace-s", "3"),
         ]
     )
     assert config.device == ("/dev/a", "/dev/b")
@@ -51,7 +51,8 @@ def test_every_setting_may_be_an_argument() -> None:
     assert (config.format, config.max_connections, config.log_level) == (True, 7, "debug")
     assert config.wire_version == RELEASED[0]
     assert (config.quarantine_s, config.quarantine_share, config.stage_expiry_s) == (1.5, 0.2, 60)
-    assert (config.evict_above, config.evict_down_to, config.shutdown_grace_s) == (0.8, 0.7, 3)
+    assert (config.eviction, config.evict_above, config.evict_down_to) == ("lru", 0.8, 0.7)
+    assert config.shutdown_grace_s == 3
 
 
 @pytest.mark.parametrize("size", ["34MiB", "35651584", "34 mib"])
@@ -93,6 +94,7 @@ def test_a_group_is_known_by_its_name() -> None:
         ([*POOL, "--quarantine-s", "nan"], ["--quarantine-s"]),
         ([*POOL, "--quarantine-share", "1.5"], ["--quarantine-share"]),
         ([*POOL, "--stage-expiry-s", "0"], ["--stage-expiry-s"]),
+        ([*POOL, "--eviction", "fifo"], ["--eviction", "return-rate|lru", "'fifo'"]),
         ([*POOL, "--evict-above", "0.5", "--evict-down-to", "0.6"], ["--evict-down-to", "--evict-above"]),
         ([*POOL, "--shutdown-grace-s", "soon"], ["--shutdown-grace-s"]),
         (["--config", "/nowhere.toml"], ["--config", "/nowhere.toml", "cannot be read"]),

@@ -50,6 +50,7 @@ class Config(BaseModel):
     quarantine_s: Annotated[float, Field(ge=0)] = 10.0
     quarantine_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     stage_expiry_s: Annotated[float, Field(gt=0)] = 3600.0
+    eviction: Annotated[str, Field(pattern="^(return-rate|lru)$")] = "return-rate"
     evict_above: Annotated[float, Field(gt=0, le=1)] = 0.95
     evict_down_to: Annotated[float, Field(gt=0, le=1)] = 0.90
     shutdown_grace_s: Annotated[float, Field(ge=0)] = 10.0
@@ -112,6 +113,7 @@ _HELP: dict[str, str] = {
     "quarantine_s": "seconds that freed blocks rest before they are used again",
     "quarantine_share": "share of a pool that may rest; above it the oldest are used again sooner",
     "stage_expiry_s": "seconds after which a staged write that nobody touched is dropped",
+    "eviction": "who leaves first: return-rate (the kind that seldom comes back) or lru",
     "evict_above": "share of a pool above which eviction starts",
     "evict_down_to": "share of a pool down to which it goes on",
     "shutdown_grace_s": "seconds that requests under way get when the daemon stops",

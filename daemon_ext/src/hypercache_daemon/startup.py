@@ -22,7 +22,8 @@ from .catalog_rows import AddHold, Change, Delete, DropHold
 from .config import Config
 from .core.allocator import Allocator
 from .core.cache import Cache, Times
-from .core.eviction import Lru
+from .core.eviction import EvictionPolicy, Lru
+from .core.eviction_return_rate import ReturnRate
 from .core.objects import Hold, StoredObject
 from .core.pool import Pool
 from .core.ram import RamAllocator
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 CATALOG_NAME = "catalog.sqlite"
 _SHM = Path("/dev/shm")
 _SERIALS_PER_START = 1 << 40
+_POLICIES: dict[str, type[EvictionPolicy]] = {"return-rate": ReturnRate, "lru": Lru}
 
 
 @dataclass
@@ -123,10 +125,11 @@ def _pools(
     capacities = {device.index: device.size_bytes for device in pool.devices}
     blocks = Allocator(capacities, devices.RESERVED_BYTES)
     share = config.quarantine_share if config.quarantine_s > 0 else 0.0
-    pools = {Tier.NVME: Pool(Tier.NVME, blocks, Lru(), share)}
+    policy = _POLICIES[config.eviction]
+    pools = {Tier.NVME: Pool(Tier.NVME, blocks, policy(), share)}
     if ram_files is not None:
         ram = RamAllocator(_ram_budget(config, ram_files), catalog.epoch * _SERIALS_PER_START)
-        pools[Tier.RAM] = Pool(Tier.RAM, ram, Lru(), share)
+        pools[Tier.RAM] = Pool(Tier.RAM, ram, policy(), share)
     return pools
 
 

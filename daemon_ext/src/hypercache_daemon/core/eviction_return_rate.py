@@ -9,9 +9,10 @@ Rules:
 3. A key's age is the number of keys that came in since it was last asked for. The key leaves first whose age
    is greatest in proportion to the return rate of its kind: what comes back twice as often stays twice as
    long.
-4. Keys of one kind that were asked for together, or came in one after another, are one run: they have one
-   age, and the last leaves first, so that a chain's tail leaves before its head. Prefix chains are asked for
-   as a whole, so runs are long, and a lookup costs a few steps per run and not per key.
+4. Keys of one kind that were asked for together are one run: they have one age, and the last leaves first, so
+   that a chain's tail leaves before its head. Prefix chains are asked for as a whole, so runs are long, and a
+   lookup costs a few steps per run and not per key. Keys that came in one after another are a run too, of
+   which the first leaves first: nothing says that they are a chain, and commits come in any order.
 5. Memory is bounded: the history of keys that left is no longer than the list of those present, and at least
    half of what a run holds is present.
 """
@@ -44,7 +45,7 @@ _FEW = 64
 
 
 class _Run:
-    """Keys of one kind and one age, in chain order. `keys` may hold some that are elsewhere by now."""
+    """Keys of one kind and one age; the last leaves first. `keys` may hold some that are elsewhere by now."""
 
     __slots__ = ("keys", "kind", "present", "since")
 
@@ -104,9 +105,9 @@ class ReturnRate:
         self._arrivals += 1
         kind = self._kind_on_arrival(key)
         run = self._arriving
-        if run is None or run.kind is not kind or not run.present or len(run.keys) >= _LONGEST_RUN:
+        if run is None or run.kind is not kind or len(run.keys) >= _LONGEST_RUN:
             run = self._arriving = kind.new_run(self._arrivals)
-        run.keys.append(key)
+        run.keys.insert(0, key)  # the last leaves first, and that is the one that came in first
         run.present += 1
         self._run_of[key] = run
         kind.count_joined(1, len(self._run_of))
@@ -129,6 +130,8 @@ class ReturnRate:
         run = self._run_of.pop(key, None)
         if run is None:
             return
+        if run is self._arriving:
+            self._arriving = None  # so that no name is twice in it
         self._left(run, 1)
         self._history[hash(key)] = run.kind.number
         while len(self._history) > len(self._run_of) + _FEW:
