@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from hypercache_daemon.core.allocator import ALIGNMENT, Allocator, Extent
+from hypercache_daemon.core.extents import as_table, packed
 from hypercache_protocol.fields import CHUNK_SIZE, KIB, MIB
 
 GIB = 1024 * MIB
@@ -244,7 +245,8 @@ def test_a_part_of_an_object_can_be_released() -> None:
 # -- claim -------------------------------------------------------------------------------------------
 
 
-def test_a_catalog_claimed_in_any_order_leaves_the_same_free_space() -> None:
+@pytest.mark.parametrize("loaded_at_once", [0, 30, 60])
+def test_a_catalog_claimed_in_any_order_leaves_the_same_free_space(loaded_at_once: int) -> None:
     sizes = (64 * MIB, 96 * MIB + 12 * KIB, 5 * MIB)
     before, after = pool(*sizes), pool(*sizes)
     dice = random.Random(4)
@@ -252,12 +254,14 @@ def test_a_catalog_claimed_in_any_order_leaves_the_same_free_space() -> None:
     dice.shuffle(objects)
     for extents in objects[60:]:
         before.release(extents)
-    for extents in objects[:60]:
+    kept = objects[:60]
+    after.load(as_table(map(packed, kept[:loaded_at_once])))
+    for extents in kept[loaded_at_once:]:
         after.claim(iter(extents))
     assert after.free_bytes == before.free_bytes
     assert after.fragmentation() == before.fragmentation()
     rest = allocated(after, after.free_bytes)
-    assert_disjoint([*objects[:60], rest])
+    assert_disjoint([*kept, rest])
 
 
 def test_chunks_that_lie_across_slots_are_claimed_and_released() -> None:
@@ -315,3 +319,46 @@ def test_a_claim_of_an_owned_block_is_refused_and_claims_nothing(first_block: in
     allocator.claim([other])
     with pytest.raises(ValueError, match="allocated already"):
         allocator.claim([other])
+
+
+@pytest.mark.parametrize(
+    ("device", "offset", "length", "message"),
+    [
+        (7, MIB, 4096, "no device 7"),
+        (2**64 - 1, MIB, 4096, "no device 18446744073709551615"),
+        (0, MIB + 512, 4096, "multiple of 4096"),
+        (0, MIB, 0, "1 to 4194304 bytes"),
+        (0, MIB, CHUNK_SIZE + 1, "1 to 4194304 bytes"),
+        (0, MIB - 4096, 8192, "outside"),
+        (0, 7 * MIB - 4096, 4097, "outside"),
+        (0, 2**64 - 4096, 4096, "outside"),
+        (0, 2 * MIB, 4096, "device 0, 4096 bytes at 2097152: a block is allocated already"),
+        (0, 2 * MIB - 4096, 8192, "4096 bytes at 2097152: a block is allocated already"),
+    ],
+)
+def test_a_catalog_with_an_impossible_chunk_is_refused_and_none_of_it_is_loaded(
+    device: int, offset: int, length: int, message: str
+) -> None:
+    allocator = pool(6 * MIB, 6 * MIB)
+    good = [Extent(1, MIB, 4096), Extent(0, 2 * MIB, 4096)]
+    with pytest.raises(ValueError, match=message):
+        allocator.load(as_table([packed(good), packed([Extent(device, offset, length)])]))
+    assert allocator.free_bytes == allocator.total_bytes
+    allocator.load(as_table([packed(good)]))
+    with pytest.raises(ValueError, match="allocated already"):
+        allocator.claim(good)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 511, 1023])
+def test_runs_that_lie_across_slots_are_loaded_as_they_are_claimed(shift: int) -> None:
+    chunks = [Extent(0, MIB + (slot * 1024 + shift) * ALIGNMENT, CHUNK_SIZE - 4096) for slot in range(3)]
+    loaded, claimed = pool(16 * MIB + 4096), pool(16 * MIB + 4096)
+    loaded.load(as_table([packed(chunks)]))
+    claimed.claim(chunks)
+    assert loaded.free_bytes == claimed.free_bytes
+    assert loaded.fragmentation() == claimed.fragmentation()
+    for size_bytes in (3 * MIB, 4096, 2 * MIB, 4096, 4 * MIB):
+        lengths = [extent.length for extent in loaded.allocate(size_bytes) or ()]
+        assert lengths == [extent.length for extent in claimed.allocate(size_bytes) or ()]
+    loaded.release(chunks)
+    assert_disjoint([allocated(loaded, loaded.free_bytes)])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hypercache_daemon.core.allocator import ALIGNMENT, Allocator, Extent
+from hypercache_daemon.core.extents import as_table, packed
 from hypercache_protocol.fields import CHUNK_SIZE, MIB
 
 SLOT_BLOCKS = CHUNK_SIZE // ALIGNMENT
@@ -141,13 +142,26 @@ class AllocatorAgainstBlocks(RuleBasedStateMachine):
         with pytest.raises(ValueError, match=r"not allocated|outside"):
             self.allocator.release([*others, extent])
 
-    @rule()
-    def reload(self) -> None:
-        """A new start: the catalog is claimed again, newest object first."""
+    @rule(claimed_singly=st.integers(0, 3))
+    def reload(self, claimed_singly: int) -> None:
+        """A new start: most of the catalog is loaded at once, and the rest claimed, newest object first."""
+        newest_first = self.objects[::-1]
         self.allocator = Allocator(CAPACITIES, MIB)
-        for extents in reversed(self.objects):
+        self.allocator.load(as_table(map(packed, newest_first[claimed_singly:])))
+        for extents in newest_first[:claimed_singly]:
             self.allocator.claim(extents)
         self.in_allocation = set(CAPACITIES)
+
+    @precondition(lambda self: any(self.objects))
+    @rule(device=DEVICES, block=st.integers(-3, 2400), length=st.integers(1, CHUNK_SIZE))
+    def load_one_place_too_many(self, device: int, block: int, length: int) -> None:
+        """What is owned already or lies outside is refused, and nothing is loaded then."""
+        extent = Extent(device, (FIRST_BLOCK + block) * ALIGNMENT, length)
+        allocator = Allocator(CAPACITIES, MIB)
+        if extent.offset >= 0 and not self.is_free(extent):
+            with pytest.raises(ValueError, match=r"allocated already|outside"):
+                allocator.load(as_table(map(packed, [*self.objects, [extent]])))
+            assert allocator.free_bytes == sum(map(len, BLOCKS.values())) * ALIGNMENT
 
     @rule(device=DEVICES)
     def exclude(self, device: int) -> None:

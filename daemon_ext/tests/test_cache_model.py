@@ -357,8 +357,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self.epoch += 1
         self.cache = self.new_cache()
-        for stored in self.objects.values():
-            self.cache.load(stored)
+        self.cache.load(list(self.objects.values()))
         for tier in self.tiers.values():
             tier.retired += tier.parked.values()
             tier.parked.clear()

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from hypercache_daemon.catalog import SCHEMA_VERSION, Catalog, CatalogError
 from hypercache_daemon.catalog_rows import AddHold, Delete, DropHold, Put
-from hypercache_daemon.core.allocator import Extent
-from hypercache_daemon.core.objects import StoredObject
+from hypercache_daemon.core.extents import Extent, packed
+from hypercache_daemon.core.objects import StoredObject, packed_checksums
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
@@ -60,8 +60,8 @@ def an_object(uri: str = "u", generation: int = 1, **fields: object) -> StoredOb
     values: dict[str, object] = {
         "tier": Tier.NVME,
         "size_bytes": 5,
-        "extents": (Extent(0, 4096, 5),),
-        "checksums": None,
+        "packed_extents": packed([Extent(0, 4096, 5)]),
+        "packed_checksums": None,
         "state": SyncStatus.LOCAL_ONLY,
     }
     return StoredObject(uri=uri, generation=generation, **{**values, **fields})
@@ -69,7 +69,7 @@ def an_object(uri: str = "u", generation: int = 1, **fields: object) -> StoredOb
 
 def many(count: int) -> list[StoredObject]:
     return [
-        an_object(f"hypercache://object/{i:04}", i + 1, extents=(Extent(i % 4, 4096 * i, 5),))
+        an_object(f"hypercache://object/{i:04}", i + 1, packed_extents=packed([Extent(i % 4, 4096 * i, 5)]))
         for i in range(count)
     ]
 
@@ -93,8 +93,8 @@ OBJECTS = st.builds(
     TEXT,
     st.sampled_from(Tier),
     st.integers(0, 2**46),
-    EXTENTS,
-    st.none() | st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple),
+    EXTENTS.map(packed),
+    st.none() | st.lists(st.integers(0, 2**32 - 1), max_size=5).map(packed_checksums),
     st.integers(0, 2**63 - 1),
     st.sampled_from([state for state in SyncStatus if state is not SyncStatus.STAGED]),
     st.booleans(),
@@ -264,7 +264,7 @@ async def fails(catalog: Catalog, changes: Sequence[Put]) -> None:
 
 def big(uri: str, generation: int) -> StoredObject:
     """An object whose row is larger than any page that the file may have left."""
-    return an_object(uri, generation, checksums=tuple(range(100_000)))
+    return an_object(uri, generation, packed_checksums=packed_checksums(range(100_000)))
 
 
 @contextmanager

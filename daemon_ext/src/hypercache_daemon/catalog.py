@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import trio
 
 from .catalog_rows import (
@@ -30,18 +31,20 @@ from .catalog_rows import (
     Delete,
     DropHold,
     Put,
+    check_seals,
     hold_row,
     object_row,
-    read_hold,
-    read_object,
+    read_holds,
+    read_objects,
     sealed,
-    unsealed,
 )
 from .core.objects import StoredObject
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_OLDEST_SCHEMA = 2  # the first that was released
+_ROWS_TOGETHER = 10_000
 _Row = TypeVar("_Row")
 
 _SCHEMA = """
@@ -132,19 +135,25 @@ class Catalog:
                 connection.execute("UPDATE meta SET value=? WHERE name='epoch'", (str(epoch),))
             return cls(connection, path, epoch)
 
-    def objects(self) -> Iterator[StoredObject]:
+    def objects(self) -> list[StoredObject]:
         """Every object, oldest commit first."""
-        query = f"SELECT {OBJECT_COLUMNS} FROM objects ORDER BY generation"
-        yield from self._read(query, read_object)
+        found = self._read(f"SELECT {OBJECT_COLUMNS} FROM objects", read_objects)
+        # SQLite would keep all rows a second time to sort them.
+        generations = np.fromiter((stored.generation for stored in found), np.int64, len(found))
+        return [found[number] for number in np.argsort(generations, kind="stable").tolist()]
 
-    def holds(self) -> Iterator[AddHold]:
+    def holds(self) -> list[AddHold]:
         """Every hold that a daemon before this one left."""
-        yield from self._read(f"SELECT {HOLD_COLUMNS} FROM holds", read_hold)
+        return self._read(f"SELECT {HOLD_COLUMNS} FROM holds", read_holds)
 
-    def _read(self, query: str, made_of: Callable[[Sequence[Any]], _Row]) -> Iterator[_Row]:
+    def _read(self, query: str, made_of: Callable[[list[Any]], list[_Row]]) -> list[_Row]:
+        found: list[_Row] = []
         try:
-            for row in self._connection.execute(query):
-                yield made_of(unsealed(row))
+            cursor = self._connection.execute(query)
+            while rows := cursor.fetchmany(_ROWS_TOGETHER):
+                check_seals(rows)
+                found += made_of(rows)
+            return found
         except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
             raise CatalogError(f"the catalog {self.path} is damaged: {error}; {_WAY_OUT}") from error
 
@@ -342,6 +351,11 @@ def _check(connection: sqlite3.Connection, path: Path, pool_id: str) -> None:
         raise CatalogError(
             f"the catalog {path} has schema {schema} and this release knows up to {SCHEMA_VERSION}: "
             f"it was written by a newer hypercached; start that one"
+        )
+    if schema < _OLDEST_SCHEMA:
+        raise CatalogError(
+            f"the catalog {path} has schema {schema}, of a build that was never released; start with "
+            "--format to give up every object of this pool"
         )
     if _meta(connection, "pool_id") != pool_id:
         raise CatalogError(f"the catalog {path} belongs to another pool than the devices; {_WAY_OUT}")

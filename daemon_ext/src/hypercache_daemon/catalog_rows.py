@@ -6,7 +6,6 @@ Every row carries a CRC-32 of its values: SQLite notices a torn page, but not a 
 from __future__ import annotations
 
 import zlib
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,8 @@ import msgpack
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
-from .core.allocator import Extent
-from .core.objects import StoredObject
+from .core.extents import Extent, packed, unpacked
+from .core.objects import StoredObject, stored_objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +78,15 @@ def object_row(stored: StoredObject) -> tuple[object, ...]:
         stored.size_bytes,
         int(stored.pinned),
         int(stored.announce_committed),
-        _packed(stored.extents),
-        None if stored.checksums is None else array("I", stored.checksums).tobytes(),
+        stored.packed_extents,
+        stored.packed_checksums,
         stored.sha256,
     )
 
 
 def hold_row(hold: AddHold) -> tuple[object, ...]:
     """A hold's values, in the order of HOLD_COLUMNS."""
-    return (hold.hold_id, hold.part, hold.tier.value, _packed(hold.extents), int(hold.writer))
+    return (hold.hold_id, hold.part, hold.tier.value, packed(hold.extents), int(hold.writer))
 
 
 def sealed(row: tuple[object, ...]) -> tuple[object, ...]:
@@ -95,41 +94,38 @@ def sealed(row: tuple[object, ...]) -> tuple[object, ...]:
     return (*row, zlib.crc32(msgpack.packb(row)))
 
 
-def unsealed(row: Sequence[Any]) -> Sequence[Any]:
-    """The values of a row that was sealed. ValueError where one is not what it was."""
-    values = tuple(row[:-1])
-    if zlib.crc32(msgpack.packb(values)) != row[-1]:
-        raise ValueError(f"the row of {values[0]!r} is not as it was written")
-    return values
+def check_seals(rows: Sequence[tuple[Any, ...]]) -> None:
+    """ValueError where a row is not as it was sealed; it names the first of them."""
+    pack = msgpack.Packer().pack
+    seals = [zlib.crc32(pack(row[:-1])) for row in rows]
+    for row, seal in zip(rows, seals, strict=True):
+        if row[-1] != seal:
+            raise ValueError(f"the row of {row[0]!r} is not as it was written")
 
 
-def read_hold(row: Sequence[Any]) -> AddHold:
-    """The hold whose values these are."""
-    hold_id, part, tier, extents, writer = row
-    return AddHold(hold_id, _TIERS[tier], _extents(extents), bool(writer), part)
+def read_holds(rows: Sequence[tuple[Any, ...]]) -> list[AddHold]:
+    """The holds of these rows."""
+    return [
+        AddHold(hold_id, _TIERS[tier], unpacked(extents), bool(writer), part)
+        for hold_id, part, tier, extents, writer, _ in rows
+    ]
 
 
-def read_object(row: Sequence[Any]) -> StoredObject:
-    """The object whose values these are."""
-    uri, generation, state, tier, size_bytes, pinned, announce, extents, checksums, sha256 = row
-    return StoredObject(
-        uri,
-        _TIERS[tier],
-        size_bytes,
-        _extents(extents),
-        None if checksums is None else tuple(array("I", checksums)),
-        generation,
-        _STATES[state],
-        bool(pinned),
-        sha256,
-        bool(announce),
+def read_objects(rows: Sequence[tuple[Any, ...]]) -> list[StoredObject]:
+    """The objects of these rows."""
+    columns = zip(*rows, strict=True)
+    uri, generation, state, tier, size_bytes, pinned, announce, extents, checksums, sha256, _ = columns
+    return stored_objects(
+        (
+            uri,
+            map(_TIERS.__getitem__, tier),
+            size_bytes,
+            extents,
+            checksums,
+            generation,
+            map(_STATES.__getitem__, state),
+            map(bool, pinned),
+            sha256,
+            map(bool, announce),
+        )
     )
-
-
-def _packed(extents: Sequence[Extent]) -> bytes:
-    packed: bytes = msgpack.packb([(e.device, e.offset, e.length) for e in extents])
-    return packed
-
-
-def _extents(packed: bytes) -> tuple[Extent, ...]:
-    return tuple([Extent(device, offset, length) for device, offset, length in msgpack.unpackb(packed)])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +100,7 @@ def _load(
     now: float,
 ) -> Opened:
     objects = [as_loaded(stored) for stored in catalog.objects()]
-    holds = list(catalog.holds())
+    holds = catalog.holds()
     lost = _lost_objects(ram_files, objects)
     kept = [stored for stored in objects if stored.uri not in lost]
     cache = Cache(_pools(config, pool, catalog, ram_files), catalog.epoch, _times(config))
@@ -136,14 +136,13 @@ def _pools(
 def _fill(
     cache: Cache,
     catalog: Catalog,
-    objects: Iterable[StoredObject],
+    objects: Sequence[StoredObject],
     holds: Iterable[AddHold],
     now: float,
     config: Config,
 ) -> None:
     try:
-        for stored in objects:
-            cache.load(stored)
+        cache.load(objects)
         for hold in holds:
             cache.load_hold(_restarted(hold, now, config))
     except ValueError as error:

@@ -14,29 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from hypercache_protocol.fields import CHUNK_SIZE
 
-from .free_space import BLOCK_SIZE, SLOT_BLOCKS, FreeSpace
+from .extents import ALIGNMENT, Extent, ExtentTable
+from .free_space import SLOT_BLOCKS, FreeSpace
 
-ALIGNMENT = BLOCK_SIZE
-"""Every chunk starts at a multiple of this many bytes and owns a multiple of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """One chunk's place: `length` bytes at `offset` of a device.
-
-    `offset` is a multiple of 4,096; `length` is what the object holds there, 1 to 4,194,304 bytes.
-    """
-
-    device: int
-    offset: int
-    length: int
-
-    @property
-    def allocated_bytes(self) -> int:
-        """What the chunk takes from its device: `length` rounded up to 4,096."""
-        return _blocks(self.length) * ALIGNMENT
+__all__ = ["ALIGNMENT", "Allocator", "Extent"]
 
 
 class Allocator:
@@ -107,16 +92,33 @@ class Allocator:
             ValueError: a block is not allocated (it was freed before), or is none of the pool's; then nothing
                 is freed.
         """
-        self._change_all(extents, FreeSpace.release, FreeSpace.claim, "is not allocated")
+        self._change_all(extents, FreeSpace.release, FreeSpace.claim, _NOT_TAKEN)
 
     def claim(self, extents: Iterable[Extent]) -> None:
-        """Marks what `extents` cover as allocated, on excluded devices too: how a catalog is loaded again.
+        """Marks what `extents` cover as allocated, on excluded devices too.
 
         Raises:
             ValueError: a block is allocated already, or is none of the pool's, or an extent is not aligned;
                 then nothing is claimed.
         """
-        self._change_all(extents, FreeSpace.claim, FreeSpace.release, "is allocated already")
+        self._change_all(extents, FreeSpace.claim, FreeSpace.release, _TAKEN)
+
+    def load(self, chunks: ExtentTable) -> None:
+        """Like `claim`, for all chunks of a catalog at once and before anything else is allocated.
+
+        Raises:
+            ValueError: as for `claim`.
+        """
+        assert not any(device.allocated_blocks for device in self._devices.values()), "loaded before"
+        strange = ~np.isin(chunks["device"], np.array(list(self._devices), np.uint64))
+        if strange.any():
+            self._device(int(chunks["device"][strange][0]))
+        spaces = [
+            self._space_without(device, chunks[chunks["device"] == device.index])
+            for device in self._devices.values()
+        ]
+        for device, space in zip(self._devices.values(), spaces, strict=True):
+            device.space = space
 
     def exclude(self, device: int) -> None:
         """Takes a device out of allocation; its chunks stay allocated until they are released.
@@ -167,6 +169,23 @@ class Allocator:
         device.charge(wanted_blocks, freest_blocks)
         return device, wanted_blocks
 
+    def _space_without(self, device: _Device, chunks: ExtentTable) -> FreeSpace:
+        """What is left of a whole device, which all of these chunks lie on."""
+        offsets, lengths = chunks["offset"], chunks["length"].astype(np.int64)
+        firsts = (offsets // ALIGNMENT).astype(np.int64) - self._first_block
+        ends = firsts - (-lengths // ALIGNMENT)
+        impossible = (offsets % ALIGNMENT != 0) | (lengths < 1) | (lengths > CHUNK_SIZE)
+        impossible |= (firsts < 0) | (ends > device.space.block_count)
+        if impossible.any():
+            self._pieces(Extent._make(chunks[impossible][0].item()))  # which says what is wrong with it
+        order = np.argsort(firsts, kind="stable")
+        firsts, ends = firsts[order], ends[order]
+        overlaps = np.flatnonzero(firsts[1:] < ends[:-1])
+        if overlaps.size:
+            _, offset, length = chunks[order[overlaps[0] + 1]].item()
+            raise ValueError(f"device {device.index}, {length} bytes at {offset}: {_TAKEN}")
+        return FreeSpace(device.space.block_count, firsts, ends)
+
     def _change_all(self, extents: Iterable[Extent], change: _Change, undo: _Change, refusal: str) -> None:
         pieces: list[_Piece] = []
         for extent in extents:
@@ -178,7 +197,7 @@ class Allocator:
                 undo(undone.space, *piece)
             offset = (self._first_block + slot * SLOT_BLOCKS + first) * ALIGNMENT
             size_bytes = (end - first) * ALIGNMENT
-            raise ValueError(f"device {device.index}, {size_bytes} bytes at {offset}: a block {refusal}")
+            raise ValueError(f"device {device.index}, {size_bytes} bytes at {offset}: {refusal}")
 
     def _pieces(self, extent: Extent) -> tuple[_Piece, ...]:
         """An extent cut at the slots' edges: chunks made with another first offset may lie across one."""
@@ -233,6 +252,8 @@ class _Device:
         )
 
 
+_TAKEN = "a block is allocated already"
+_NOT_TAKEN = "a block is not allocated"
 _Change = Callable[[FreeSpace, int, int, int], bool]
 _Piece = tuple[_Device, int, int, int]
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import StateEvent, SyncStatus, next_state
 
-from .allocator import Extent
-from .objects import Hold, NoSpace, StagedWrite, StoredObject
+from .extents import Extent, packed
+from .objects import Hold, NoSpace, StagedWrite, StoredObject, packed_checksums
 from .pool import Pool
 
 
@@ -205,8 +205,8 @@ class Cache:
             staged.uri,
             staged.tier,
             staged.size_bytes,
-            tuple(staged.extents),
-            checksums,
+            packed(staged.extents),
+            packed_checksums(checksums),
             self._next(),
             next_state(SyncStatus.STAGED, event),
             staged.pinned or (before is not None and before.pinned),
@@ -220,7 +220,7 @@ class Cache:
         for other in self._own_by_uri.get(stored.uri, ()):
             other.overtaken = True
         pool = self.pools[staged.tier]
-        pool.unstage(stored.extents)
+        pool.unstage(staged.extents)
         hold = self._retire(stored.uri, now)
         self._objects[stored.uri] = stored
         pool.count_in(stored)
@@ -283,15 +283,15 @@ class Cache:
 
     # -- loading the catalog ---------------------------------------------------------------------------
 
-    def load(self, stored: StoredObject) -> None:
-        """Take an object from the catalog. ValueError where its blocks have an owner or lie outside."""
-        pool = self.pools[stored.tier]
-        pool.blocks.claim(stored.extents)
-        self._objects[stored.uri] = stored
-        pool.count_in(stored)
+    def load(self, objects: Sequence[StoredObject]) -> None:
+        """Take all objects from the catalog, coldest first. ValueError where blocks have two owners or lie
+        outside."""
+        for tier, pool in self.pools.items():
+            pool.load([stored for stored in objects if stored.tier is tier])
+        self._objects = {stored.uri: stored for stored in objects}
 
     def load_hold(self, hold: Hold) -> None:
-        """Take a hold from the catalog. ValueError as for `load`."""
+        """Take a hold from the catalog, after the objects. ValueError as for `load`."""
         pool = self.pools[hold.tier]
         pool.blocks.claim(hold.extents)
         pool.quarantine(hold)

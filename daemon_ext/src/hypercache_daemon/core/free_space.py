@@ -17,10 +17,16 @@ from array import array
 from bisect import bisect_right
 from operator import sub
 
+import numpy as np
+import numpy.typing as npt
+
 from hypercache_protocol.fields import CHUNK_SIZE
 
 BLOCK_SIZE = 4096
 SLOT_BLOCKS = CHUNK_SIZE // BLOCK_SIZE
+
+Blocks = npt.NDArray[np.int64]
+_NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
 
 class FreeSpace:
@@ -31,15 +37,19 @@ class FreeSpace:
 
     __slots__ = ("_bounds", "_index", "block_count", "free_blocks")
 
-    def __init__(self, block_count: int) -> None:
+    def __init__(self, block_count: int, firsts: Blocks = _NO_BLOCKS, ends: Blocks = _NO_BLOCKS) -> None:
+        """All of a device but the runs of blocks from `firsts` to `ends`: ascending, and none in two."""
         self.block_count = block_count
-        self.free_blocks = block_count
-        whole_slots, rest = divmod(block_count, SLOT_BLOCKS)
-        self._index = _SlotIndex(whole_slots)
-        self._bounds: dict[int, array[int]] = {}
-        if rest:
-            self._bounds[whole_slots] = array("H", (0, rest))
-            self._index.move(whole_slots, rest)
+        self.free_blocks = block_count - int((ends - firsts).sum())
+        starts, stops = _holes_between(block_count, firsts, ends)
+        slots = starts // SLOT_BLOCKS
+        heads = np.flatnonzero(np.diff(slots, prepend=-1))  # where each slot's holes begin
+        largest = np.zeros(-(-block_count // SLOT_BLOCKS), np.uint16)
+        if heads.size:
+            largest[slots[heads]] = np.maximum.reduceat(stops - starts, heads)
+        self._index = _SlotIndex(largest)
+        partly = largest[slots] < SLOT_BLOCKS
+        self._bounds = _bounds_by_slot(slots[partly], starts[partly], stops[partly])
 
     @property
     def largest_hole(self) -> int:
@@ -126,6 +136,31 @@ class FreeSpace:
         self._index.move(slot, largest)
 
 
+def _holes_between(block_count: int, firsts: Blocks, ends: Blocks) -> tuple[Blocks, Blocks]:
+    """Where the holes between used runs start and stop, cut at the slots' edges.
+
+    An edge is a used run without length: the holes on its two sides don't join.
+    """
+    edges = np.append(np.arange(0, block_count, SLOT_BLOCKS), block_count)
+    firsts, ends = np.concatenate((firsts, edges)), np.concatenate((ends, edges))
+    order = np.argsort(firsts, kind="stable")
+    starts, stops = np.maximum.accumulate(ends[order])[:-1], firsts[order][1:]
+    holes = starts < stops
+    return starts[holes], stops[holes]
+
+
+def _bounds_by_slot(slots: Blocks, starts: Blocks, stops: Blocks) -> dict[int, array[int]]:
+    """The lists of rule 2, from holes in ascending order."""
+    pairs = np.stack((starts, stops), axis=1) - (slots * SLOT_BLOCKS)[:, None]
+    data = pairs.astype(np.uint16).tobytes()
+    heads = np.flatnonzero(np.diff(slots, prepend=-1))
+    cuts = [*(heads * 4).tolist(), len(data)]  # two bounds of two bytes for each hole
+    return {
+        slot: array("H", data[cut:end])
+        for slot, cut, end in zip(slots[heads].tolist(), cuts[:-1], cuts[1:], strict=True)
+    }
+
+
 def _toggle(bounds: array[int], at: int, first: int, end: int) -> None:
     """Turns a run that is all free or all used into the other; `at` is where `end` belongs in `bounds`.
 
@@ -169,20 +204,24 @@ class _SlotIndex:
 
     __slots__ = ("_end", "_heads", "_next", "_present", "_previous", "hole_in", "largest", "whole_slots")
 
-    def __init__(self, whole_slots: int) -> None:
-        self._end = end = whole_slots + 1  # one slot more than whole ones: the device's short last one
-        self.hole_in = array("H", [SLOT_BLOCKS]) * whole_slots + array("H", [0, 0])
-        self._heads = array("I", [end]) * (SLOT_BLOCKS + 1)
-        self._next = array("I", range(1, end + 2))
-        self._previous = array("I", [end]) + array("I", range(end))
-        self._present = bytearray(SLOT_BLOCKS + 1)  # 1 at each size that has a slot
-        self.whole_slots = whole_slots
-        self.largest = 0
-        if whole_slots:
-            self._next[whole_slots - 1] = end
-            self._heads[SLOT_BLOCKS] = 0
-            self._present[SLOT_BLOCKS] = 1
-            self.largest = SLOT_BLOCKS
+    def __init__(self, largest: npt.NDArray[np.uint16]) -> None:
+        """Files each slot under the size of its largest hole."""
+        end = len(largest)
+        slots = np.argsort(largest, kind="stable")[np.count_nonzero(largest == 0) :]
+        sizes = largest[slots]
+        follows = sizes[1:] == sizes[:-1]
+        links = np.full((2, end + 1), end, np.uint32)
+        links[0, slots[:-1][follows]] = slots[1:][follows]
+        links[1, slots[1:][follows]] = slots[:-1][follows]
+        heads = np.full(SLOT_BLOCKS + 1, end, np.uint32)
+        heads[sizes[::-1]] = slots[::-1]  # the last one written stays: the first of each size
+        self._end = end
+        self.hole_in = array("H", largest.tobytes())
+        self._heads = array("I", heads.tobytes())
+        self._next, self._previous = (array("I", link.tobytes()) for link in links)
+        self._present = bytearray((heads != end).tobytes())  # 1 at each size that has a slot
+        self.whole_slots = int(np.count_nonzero(largest == SLOT_BLOCKS))
+        self.largest = int(sizes[-1]) if sizes.size else 0
 
     def tightest(self, block_count: int) -> int:
         """A slot whose largest hole has at least `block_count` blocks and no more than it must."""

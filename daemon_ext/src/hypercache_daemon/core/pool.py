@@ -6,11 +6,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import DIRTY, EVICTABLE, SyncStatus
 
 from .allocator import ALIGNMENT, Extent
 from .eviction import EvictionPolicy
+from .extents import PACKED_BYTES, ExtentTable, allocated_column, as_table
 from .objects import Hold, NoSpace, StoredObject, Usage, allocated_bytes
 
 
@@ -23,6 +26,7 @@ class BlockAllocator(Protocol):
     def free_bytes(self) -> int: ...
     def allocate(self, size_bytes: int) -> tuple[Extent, ...] | None: ...
     def claim(self, extents: Iterable[Extent]) -> None: ...
+    def load(self, chunks: ExtentTable) -> None: ...
     def release(self, extents: Iterable[Extent]) -> None: ...
 
 
@@ -101,9 +105,19 @@ class Pool:
 
     # -- objects ---------------------------------------------------------------------------------------
 
+    def load(self, objects: Sequence[StoredObject]) -> None:
+        """`objects` own their blocks, coldest first, and nobody owned any before. ValueError where blocks
+        have two owners or lie outside."""
+        chunks = as_table(stored.packed_extents for stored in objects)
+        self.blocks.load(chunks)
+        for stored, size_bytes in zip(objects, _sizes(objects, chunks), strict=True):
+            self._count_in(stored, size_bytes)
+
     def count_in(self, stored: StoredObject) -> None:
         """`stored` owns its blocks from now on."""
-        size_bytes = stored.allocated_bytes
+        self._count_in(stored, stored.allocated_bytes)
+
+    def _count_in(self, stored: StoredObject, size_bytes: int) -> None:
         self.used_bytes += size_bytes
         self.counts[stored.state] += 1
         self.pinned_bytes += size_bytes if stored.pinned else 0
@@ -161,6 +175,15 @@ class Pool:
     def _release(self, hold: Hold) -> None:
         self.blocks.release(hold.extents)
         self.quarantined_bytes -= allocated_bytes(hold.extents)
+
+
+def _sizes(objects: Sequence[StoredObject], chunks: ExtentTable) -> list[int]:
+    """What each object takes of the pool, in bytes; `chunks` are theirs."""
+    counts = np.array([len(stored.packed_extents) for stored in objects], np.int64) // PACKED_BYTES
+    sums = np.concatenate(([0], np.cumsum(allocated_column(chunks))))
+    ends = np.cumsum(counts)
+    sizes: list[int] = (sums[ends] - sums[ends - counts]).tolist()
+    return sizes
 
 
 def _rounded(size_bytes: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hypercache_protocol.fields import CHUNK_SIZE
 
-from .allocator import Extent
+from .extents import Extent, ExtentTable
 
 
 class RamAllocator:
@@ -49,6 +49,10 @@ class RamAllocator:
                 raise ValueError(f"RAM chunk {extent.device} has an owner already")
             self._taken[extent.device] = extent.allocated_bytes
             self._taken_bytes += extent.allocated_bytes
+
+    def load(self, chunks: ExtentTable) -> None:
+        """Take all chunks of a catalog as allocated. ValueError where two of them are the same."""
+        self.claim(map(Extent._make, chunks.tolist()))
 
     def release(self, extents: Iterable[Extent]) -> None:
         """Give these back. ValueError where one is not allocated."""

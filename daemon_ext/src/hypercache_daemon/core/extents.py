@@ -1,0 +1,63 @@
+"""Where chunks lie: one at a time as `Extent`, or many packed in bytes.
+
+The catalog and the cache keep the packed form, 20 bytes a chunk: as Python objects the chunks of a million
+objects would take most of a gigabyte, and most of a start's time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .free_space import BLOCK_SIZE
+
+ALIGNMENT = BLOCK_SIZE
+"""Every chunk starts at a multiple of this many bytes and owns a multiple of it."""
+
+_PACKED = struct.Struct("<QQI")
+PACKED_BYTES = _PACKED.size
+_COLUMNS = np.dtype([("device", "<u8"), ("offset", "<u8"), ("length", "<u4")])
+
+ExtentTable = npt.NDArray[np.void]
+"""One record for each chunk, with the columns `device`, `offset` and `length`."""
+
+
+class Extent(NamedTuple):
+    """One chunk's place: `length` bytes at `offset` of a device.
+
+    `offset` is a multiple of 4,096; `length` is what the object holds there, 1 to 4,194,304 bytes.
+    """
+
+    device: int
+    offset: int
+    length: int
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What the chunk takes from its device: `length` rounded up to 4,096."""
+        return -(-self.length // ALIGNMENT) * ALIGNMENT
+
+
+def packed(extents: Iterable[Extent]) -> bytes:
+    """The chunks in 20 bytes each: device and offset as u64, length as u32, little-endian."""
+    return b"".join([_PACKED.pack(*extent) for extent in extents])
+
+
+def unpacked(data: bytes) -> tuple[Extent, ...]:
+    """The chunks that were packed."""
+    return tuple(map(Extent._make, _PACKED.iter_unpack(data)))
+
+
+def as_table(packed_extents: Iterable[bytes]) -> ExtentTable:
+    """The chunks of many objects, one after the other."""
+    return np.frombuffer(b"".join(packed_extents), _COLUMNS)
+
+
+def allocated_column(chunks: ExtentTable) -> npt.NDArray[np.int64]:
+    """What each chunk takes from its device, in bytes."""
+    lengths: npt.NDArray[Any] = chunks["length"].astype(np.int64)
+    return -(-lengths // ALIGNMENT) * ALIGNMENT
