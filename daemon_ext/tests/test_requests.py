@@ -169,7 +169,14 @@ async def test_get_status_counts_what_happened(short_dir: Path) -> None:
     async with running(short_dir) as daemon:
         client, other = await daemon.connect(), await daemon.connect()
         await other.ask("ping")
-        assert (await client.status())["connections"] == {"open": 2, "accepted": 2, "refused": 0}
+        assert (await client.status())["connections"] == {
+            "open": 2,
+            "accepted": 2,
+            "refused": 0,
+            "forbidden": 0,
+            "idle_closed": 0,
+            "failed_accepts": 0,
+        }
         await client.store("a", pattern(1, MIB), pinned=True)
         await client.store("b", pattern(2, MIB), commit={})
         await client.stage("c", pattern(3, 5000))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 from operator import is_not
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -40,6 +41,7 @@ from .core.objects import StagedWrite, StoredObject
 from .errors import DaemonError
 from .store import Store
 
+_T = TypeVar("_T")
 _URI: TypeAdapter[str] = TypeAdapter(Uri)
 
 
@@ -79,14 +81,19 @@ def _layout(store: Store, hit: StoredObject | StagedWrite) -> Layout:
 # -- staging -------------------------------------------------------------------------------------------
 
 
-def stage_requests(request: StageMany) -> tuple[list[StageWrite], list[DaemonError | None]]:
+def stage_requests(
+    request: StageMany, forbidden: Sequence[DaemonError | None]
+) -> tuple[list[StageWrite], list[DaemonError | None]]:
     """The single requests, and for each uri why it is refused at once, or None.
+
+    Args:
+        forbidden: for each uri why the client may not write it, or None.
 
     Raises:
         InvalidMessage: there is not one size for each uri.
     """
     _check_count("sizes", len(request.sizes), len(request.suffixes))
-    refusals = [_uri_refusal(uri) for uri in request.uris()]
+    refusals = [refusal or _uri_refusal(uri) for uri, refusal in zip(request.uris(), forbidden, strict=True)]
     requests = [
         StageWrite.trusted(
             uri=uri,
@@ -169,9 +176,16 @@ def committed_reply(results: Sequence[StoredObject | DaemonError]) -> CommittedM
     )
 
 
-def evicted_reply(was_here: Sequence[bool]) -> EvictedMany:
-    """The reply to an evict_many."""
-    return EvictedMany.trusted(done=packed_bits(was_here))
+def evicted_reply(results: Sequence[bool | DaemonError]) -> EvictedMany:
+    """The reply to an evict_many; False is a uri that was not here."""
+    return EvictedMany.trusted(
+        done=packed_bits([result is True for result in results]), errors=_errors(results)
+    )
+
+
+def not_refused(items: Sequence[_T], refusals: Sequence[DaemonError | None]) -> list[_T]:
+    """Those whose refusal is None, in order."""
+    return [item for item, refusal in zip(items, refusals, strict=True) if refusal is None]
 
 
 def _done(results: Sequence[object]) -> bytes:

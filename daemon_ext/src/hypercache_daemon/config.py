@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import grp
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
 
 from hypercache_protocol.versions import LATEST, RELEASED, WireVersion
+
+from .rights import Rules, rules
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,10 +46,15 @@ class Config(BaseModel):
     backend: str | None = None
     ingest_prefix: tuple[str, ...] = ()
     group: str | None = None
+    allow: tuple[str, ...] = ()
+    restrict: tuple[str, ...] = ()
+    owner: tuple[str, ...] = ()
     format: bool = False
     wire: str = str(LATEST)
     log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
     max_connections: Annotated[int, Field(ge=1)] = 4096
+    max_objects: Annotated[int, Field(ge=1)] = 10_000_000
+    idle_timeout_s: Annotated[float, Field(ge=0)] = 0.0
     quarantine_s: Annotated[float, Field(ge=0)] = 10.0
     quarantine_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     stage_expiry_s: Annotated[float, Field(gt=0)] = 3600.0
@@ -84,6 +92,22 @@ class Config(BaseModel):
         """True where the operator asked for this size of RAM tier."""
         return "ram_size" in self.model_fields_set
 
+    @property
+    def idle_s(self) -> float:
+        """Seconds after which an idle connection is closed."""
+        return self.idle_timeout_s or math.inf
+
+    def rules(self) -> Rules:
+        """Who may connect and do what."""
+        if "allow" in self.model_fields_set and not self.allow:
+            raise ConfigError(
+                "--allow: the list is empty; name somebody, or leave it out to let in everybody"
+            )
+        try:
+            return rules(self.allow, self.restrict, self.owner)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
     def gid(self) -> int | None:
         """The number of the configured group."""
         if self.group is None:
@@ -106,10 +130,15 @@ _HELP: dict[str, str] = {
     "backend": "fsspec URL of the authoritative store behind the cache",
     "ingest_prefix": "place outside the backend that objects may be fetched from; repeat for more",
     "group": "group that may use the socket, devices and RAM files",
+    "allow": "user (name or number) or @group that may connect, and nobody else then; repeat for more",
+    "restrict": "ACTION=USER,@GROUP: who alone may purge, evict, get_devices or get_status; repeat for more",
+    "owner": "PREFIX=USER,@GROUP: who alone may change what lies under this prefix of uris; repeat for more",
     "format": "give up everything on the devices and in the catalog, and start empty",
     "wire": f"newest wire version to speak: {', '.join(map(str, RELEASED))}",
     "log_level": "debug, info, warning or error",
     "max_connections": "connections served at once",
+    "max_objects": "objects and staged writes kept at once; each costs the daemon memory",
+    "idle_timeout_s": "seconds after which a connection on which nothing is asked is closed; 0: never",
     "quarantine_s": "seconds that freed blocks rest before they are used again",
     "quarantine_share": "share of a pool that may rest; above it the oldest are used again sooner",
     "stage_expiry_s": "seconds after which a staged write that nobody touched is dropped",

@@ -5,11 +5,14 @@ Rules:
    side, up to a limit; at it nothing more is read.
 2. Nothing that a client sends or fails to read costs another client anything but its share of the CPU.
 3. Replies that are ready are never held back behind a request that waits.
+4. A client that sends nothing while nothing is asked of the daemon is idle. Where idle ones are closed, what
+   they sent until then is answered; nothing is said, for on wire 1 it would pass for an answer.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -31,7 +34,8 @@ from hypercache_protocol.session import (
 )
 from hypercache_protocol.versions import WireVersion
 
-from .handlers import Handlers
+from .handlers import Caller, Handlers
+from .rights import Rights
 from .stream import Stream
 
 log = logging.getLogger(__name__)
@@ -50,6 +54,7 @@ class ConnectionLimits:
     send_timeout_s: float = 60.0
     drain_s: float = 2.0
     drain_bytes: int = 16 * 1024 * 1024
+    idle_timeout_s: float = math.inf
 
 
 DEFAULT_LIMITS = ConnectionLimits(Limits())
@@ -62,18 +67,22 @@ class Connection:
         self,
         stream: Stream,
         connection_id: int,
+        rights: Rights,
         handlers: Handlers,
         version: WireVersion,
         limits: ConnectionLimits,
     ) -> None:
         self._stream = stream
         self._id = connection_id
+        self._caller = Caller(connection_id, rights)
         self._handlers = handlers
         self._limits = limits
         self._session = Session(Role.DAEMON, version=version, limits=limits.session)
         self._out = bytearray()
         self._sending = trio.Lock()
         self._slots = trio.Semaphore(limits.max_in_flight)
+        self.was_idle = False
+        """True once the connection was closed because nothing came on it."""
 
     def stop(self) -> None:
         """Close once all is answered that was asked by now."""
@@ -114,7 +123,7 @@ class Connection:
             match event:
                 case NeedData():
                     await self._flush()
-                    self._session.receive_data(await self._stream.receive(_READ_BYTES))
+                    self._session.receive_data(await self._receive())
                 case RequestReceived():
                     await self._answer(event, answering)
                 case RequestRejected():
@@ -129,8 +138,19 @@ class Connection:
             if turn % _TURN == 0:
                 await trio.lowlevel.checkpoint()
 
+    async def _receive(self) -> bytes:
+        idle_s = self._limits.idle_timeout_s
+        while idle_s < math.inf:  # the usual connection is spared the cost of a deadline
+            with trio.move_on_after(idle_s):
+                return await self._stream.receive(_READ_BYTES)
+            if self._slots.value == self._limits.max_in_flight:  # else a request is under way
+                log.info("connection %d was idle for %g s and is closed", self._id, idle_s)
+                self.was_idle, idle_s = True, math.inf
+                self.stop()
+        return await self._stream.receive(_READ_BYTES)
+
     async def _answer(self, event: RequestReceived, answering: trio.Nursery) -> None:
-        reply = self._handlers.answer_now(event.request)
+        reply = self._handlers.answer_now(event.request, self._caller)
         if reply is not None:
             await self._reply(event.request_id, reply)
             return
@@ -139,11 +159,11 @@ class Connection:
             await self._slots.acquire()
             answering.start_soon(self._answer_later, event)
         else:
-            await self._reply(event.request_id, await self._handlers.answer(event.request, self._id))
+            await self._reply(event.request_id, await self._handlers.answer(event.request, self._caller))
 
     async def _answer_later(self, event: RequestReceived) -> None:
         try:
-            reply = await self._handlers.answer(event.request, self._id)
+            reply = await self._handlers.answer(event.request, self._caller)
             with self._farewell():
                 await self._reply(event.request_id, reply)
                 await self._flush()

@@ -14,7 +14,7 @@ import socket as stdlib_socket
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version as distribution_version
 
 import trio
@@ -47,6 +47,7 @@ async def run(config: Config) -> None:
         ConfigError, DeviceError, CatalogError, BackendError, SocketError: it could not start.
     """
     access = Access(config.gid())
+    config.rules()  # wrong ones end it before anything is touched
     backend = Backend(config.backend, config.ingest_prefix)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         # The socket comes first: where another daemon answers, its devices must not even be looked at.
@@ -143,7 +144,9 @@ def _wired(
         opened.cache.times,
     )
     started = store.clock()
-    remover = Remover(store, high=config.evict_above, low=config.evict_down_to)
+    remover = Remover(
+        store, high=config.evict_above, low=config.evict_down_to, max_objects=config.max_objects
+    )
     flusher = Flusher(store, backend)
     writer = Writer(store, remover, flusher)
     ingester = Ingester(store, writer, backend, background)
@@ -159,7 +162,8 @@ def _wired(
         Telemetry(),
         Counter(),
     )
-    server = Server(handlers, config.wire_version, limits, config.max_connections)
+    limits = replace(limits, idle_timeout_s=config.idle_s)
+    server = Server(handlers, config.wire_version, limits, config.max_connections, config.rules())
     return Parts(store, remover, flusher, ingester, handlers, server)
 
 

@@ -55,6 +55,7 @@ from .flusher import Flusher
 from .identity import Identity
 from .ingest import Ingester
 from .removal import Remover
+from .rights import Rights
 from .store import Store
 from .telemetry import Telemetry
 from .writes import Writer
@@ -62,6 +63,14 @@ from .writes import Writer
 log = logging.getLogger(__name__)
 
 _FAULT = "%s failed by a fault of the daemon"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks: one connection, and what it may do."""
+
+    connection_id: int
+    rights: Rights
 
 
 @dataclass
@@ -82,13 +91,14 @@ class Handlers:
     def __post_init__(self) -> None:
         self._pong = self.identity.pong()
 
-    def answer_now(self, request: Request) -> Reply | None:
+    def answer_now(self, request: Request, caller: Caller) -> Reply | None:
         """The reply, where it can be given without waiting; else None, and nothing has happened."""
         handler = _AT_ONCE.get(type(request))
         if handler is None:
             return None
         try:
-            reply = handler(self, request)
+            refusal = caller.rights.refusal(request)
+            reply = handler(self, request) if refusal is None else _error_reply(refusal)
         except Exception:  # the same boundary as in `answer`
             log.exception(_FAULT, request.action)
             reply = _fault_reply(request)
@@ -96,12 +106,14 @@ class Handlers:
             self._count(request, reply)
         return reply
 
-    async def answer(self, request: Request, connection_id: int) -> Reply:
+    async def answer(self, request: Request, caller: Caller) -> Reply:
         """The reply to any request."""
         try:
-            reply = await _WAITING[type(request)](self, request, connection_id)
+            if (refusal := caller.rights.refusal(request)) is not None:
+                raise refusal
+            reply = await _WAITING[type(request)](self, request, caller)
         except (DaemonError, InvalidMessage) as error:
-            reply = ErrorReply(error_message=error.message, error_code=error.code)
+            reply = _error_reply(error)
         except (CatalogError, OSError) as error:
             log.error("%s failed: %s", request.action, error)
             reply = ErrorReply(error_message=f"{request.action}: {error}", error_code=ErrorCode.UNAVAILABLE)
@@ -127,7 +139,7 @@ class Handlers:
             return None
         return MissReply()
 
-    async def _locate(self, request: Locate, _: int) -> Reply:
+    async def _locate(self, request: Locate, _: Caller) -> Reply:
         stored = self.store.cache.get(request.uri)
         if stored is None and request.auto_ingest and self.ingester.can_fetch(request.uri):
             stored = await self.ingester.fetch(request.uri, request.tier)
@@ -135,7 +147,7 @@ class Handlers:
             stored = await self._set_pin(request.uri, True)
         return MissReply() if stored is None else self._hit(stored)
 
-    async def _ingest(self, request: Ingest, _: int) -> Reply:
+    async def _ingest(self, request: Ingest, _: Caller) -> Reply:
         here = self.store.cache.get(request.uri)
         stored = here or await self.ingester.fetch(request.uri, request.tier)
         if stored is not None and request.pinned:
@@ -162,7 +174,7 @@ class Handlers:
 
     # -- pin, evict, purge -----------------------------------------------------------------------------
 
-    async def _pin(self, request: Pin, _: int) -> Reply:
+    async def _pin(self, request: Pin, _: Caller) -> Reply:
         if await self._set_pin(request.uri, request.pinned) is None:
             raise DaemonError(ErrorCode.NOT_FOUND, f"pin: {request.uri} is not in the cache")
         return PongReply()
@@ -179,23 +191,23 @@ class Handlers:
             store.cache.apply_change(now)
             return now
 
-    async def _evict(self, request: Evict, _: int) -> Reply:
+    async def _evict(self, request: Evict, _: Caller) -> Reply:
         (was_here,) = await self.remover.evict([request.uri])
         return EvictedReply() if was_here else MissReply()
 
-    async def _purge(self, _: Purge, __: int) -> Reply:
+    async def _purge(self, _: Purge, __: Caller) -> Reply:
         removed = await self.remover.purge()
         log.info("purged %d objects", removed)
         return PurgedReply()
 
     # -- writing ---------------------------------------------------------------------------------------
 
-    async def _stage_write(self, request: StageWrite, connection_id: int) -> Reply:
-        staged = sole(await self.writer.stage([request], connection_id))
+    async def _stage_write(self, request: StageWrite, caller: Caller) -> Reply:
+        staged = sole(await self.writer.stage([request], caller.connection_id))
         return self._staged_reply(staged, 0)
 
-    async def _append_write(self, request: AppendWrite, connection_id: int) -> Reply:
-        staged, extents = await self.writer.append(request, connection_id)
+    async def _append_write(self, request: AppendWrite, caller: Caller) -> Reply:
+        staged, extents = await self.writer.append(request, caller.connection_id)
         return self._staged_reply(staged, len(staged.extents) - len(extents))
 
     def _staged_reply(self, staged: StagedWrite, first: int) -> StagedReply:
@@ -206,8 +218,8 @@ class Handlers:
             stage_id=staged.stage_id,
         )
 
-    async def _commit_write(self, request: CommitWrite, connection_id: int) -> Reply:
-        stored = sole(await self.writer.commit([request], connection_id))
+    async def _commit_write(self, request: CommitWrite, caller: Caller) -> Reply:
+        stored = sole(await self.writer.commit([request], caller.connection_id))
         return CommittedReply.trusted(
             object_size=stored.size_bytes, sync_status=stored.announced, generation=stored.generation
         )
@@ -229,18 +241,22 @@ class Handlers:
     def _locate_many(self, request: LocateMany) -> Reply:
         return batches.located(self.store, request)
 
-    async def _stage_many(self, request: StageMany, connection_id: int) -> Reply:
-        requests, refusals = batches.stage_requests(request)
-        staged = iter(await self.writer.stage(requests, connection_id))
+    async def _stage_many(self, request: StageMany, caller: Caller) -> Reply:
+        forbidden = caller.rights.refusals("stage_many", request.uris())
+        requests, refusals = batches.stage_requests(request, forbidden)
+        staged = iter(await self.writer.stage(requests, caller.connection_id))
         return batches.staged_reply(self.store, [refusal or next(staged) for refusal in refusals])
 
-    async def _commit_many(self, request: CommitMany, connection_id: int) -> Reply:
-        return batches.committed_reply(
-            await self.writer.commit(batches.commit_requests(request), connection_id)
-        )
+    async def _commit_many(self, request: CommitMany, caller: Caller) -> Reply:
+        forbidden = caller.rights.refusals("commit_many", request.uris())
+        requests = batches.not_refused(batches.commit_requests(request), forbidden)
+        committed = iter(await self.writer.commit(requests, caller.connection_id))
+        return batches.committed_reply([refusal or next(committed) for refusal in forbidden])
 
-    async def _evict_many(self, request: EvictMany, _: int) -> Reply:
-        return batches.evicted_reply(await self.remover.evict(request.uris()))
+    async def _evict_many(self, request: EvictMany, caller: Caller) -> Reply:
+        forbidden = caller.rights.refusals("evict_many", request.uris())
+        were_here = iter(await self.remover.evict(batches.not_refused(request.uris(), forbidden)))
+        return batches.evicted_reply([refusal or next(were_here) for refusal in forbidden])
 
     # -- about the daemon ------------------------------------------------------------------------------
 
@@ -261,6 +277,10 @@ class Handlers:
         return PongReply()
 
 
+def _error_reply(error: DaemonError | InvalidMessage) -> ErrorReply:
+    return ErrorReply(error_message=error.message, error_code=error.code)
+
+
 def _fault_reply(request: Request) -> ErrorReply:
     sentence = f"{_FAULT % request.action}; its log has the details"
     return ErrorReply(error_message=sentence, error_code=ErrorCode.INTERNAL)
@@ -277,7 +297,7 @@ _AT_ONCE: dict[type[Request], Callable[[Handlers, Any], Reply | None]] = {
     RecordTelemetry: Handlers._record_telemetry,
 }
 
-_WAITING: dict[type[Request], Callable[[Handlers, Any, int], Awaitable[Reply]]] = {
+_WAITING: dict[type[Request], Callable[[Handlers, Any, Caller], Awaitable[Reply]]] = {
     Locate: Handlers._locate,
     Ingest: Handlers._ingest,
     Pin: Handlers._pin,

@@ -40,6 +40,15 @@ def no_space(report: NoSpace) -> DaemonError:
     return DaemonError(ErrorCode.NO_SPACE, report.sentence())
 
 
+def too_many_objects(most: int) -> DaemonError:
+    """As many objects and staged writes are kept as may be, and none of them may be evicted."""
+    return DaemonError(
+        ErrorCode.NO_SPACE,
+        f"the daemon keeps {most} objects and staged writes already, its limit, and cannot evict enough of "
+        "them now (pinned, not yet in a backend, or staged); commit or evict some, or raise --max-objects",
+    )
+
+
 def not_staged(found: NotStaged, stage_id: str | None) -> DaemonError:
     """There is no staged write that the request could mean."""
     if found.stale:

@@ -9,6 +9,7 @@ from itertools import islice
 import trio
 
 from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import SyncStatus
 
 from .catalog import CatalogError
 from .catalog_rows import Change, Delete
@@ -25,12 +26,14 @@ class Remover:
 
     Args:
         high, low: shares of a pool; eviction starts above `high` and goes on down to `low`.
+        max_objects: how many objects and staged writes are kept at once, in all pools together.
     """
 
-    def __init__(self, store: Store, *, high: float, low: float) -> None:
+    def __init__(self, store: Store, *, high: float, low: float, max_objects: int) -> None:
         self._store = store
         self._high = high
         self._low = low
+        self.max_objects = max_objects
         self._wake = trio.Event()
         self.evicted_objects = 0
         self.evicted_bytes = 0
@@ -73,6 +76,19 @@ class Remover:
             self._store.release_due()
         return True
 
+    def object_room(self) -> int:
+        """How many more objects and staged writes may be kept; below 0 after a start with a lower limit."""
+        cache = self._store.cache
+        return self.max_objects - len(cache) - cache.counts()[SyncStatus.STAGED]
+
+    async def make_object_room(self, count: int) -> None:
+        """Evict until `count` more objects may be kept, as far as that goes; from the fullest pool first."""
+        pools = self._store.cache.pools
+        for tier in sorted(pools, key=lambda tier: sum(pools[tier].counts.values()), reverse=True):
+            while (missing := count - self.object_room()) > 0:
+                if not await self._evict_coldest(tier, min(missing, _PURGE_BATCH)):
+                    break
+
     def check_watermark(self) -> None:
         """Start eviction in the background where a pool is too full."""
         if any(self._excess(tier, self._high) > 0 for tier in self._store.cache.pools):
@@ -103,12 +119,20 @@ class Remover:
     async def _evict_by_policy(self, tier: Tier, wanted_bytes: int) -> None:
         """Evict the coldest objects that make up `wanted_bytes`. Those that somebody works on are passed
         over, so evictions that run at once take different ones and wait for nobody."""
-        locks = self._store.locks
-        uris = [stored.uri for stored in self._store.cache.victims(tier, wanted_bytes, locks.is_free)]
-        with locks.hold_now(uris):
+        victims = self._store.cache.victims(tier, wanted_bytes, self._store.locks.is_free)
+        await self._evict([stored.uri for stored in victims])
+
+    async def _evict_coldest(self, tier: Tier, count: int) -> int:
+        """Evict the `count` coldest objects that nobody works on; returns how many there were."""
+        coldest = self._store.cache.pools[tier].policy.victims()
+        return await self._evict(list(islice(filter(self._store.locks.is_free, coldest), count)))
+
+    async def _evict(self, uris: Sequence[str]) -> int:
+        with self._store.locks.hold_now(uris):
             removed = await self._remove_locked(uris)
         self.evicted_objects += len(removed)
         self.evicted_bytes += sum(stored.allocated_bytes for stored in removed)
+        return len(removed)
 
     async def _remove_locked(self, uris: Sequence[str]) -> list[StoredObject]:
         """Delete the objects of uris whose locks the caller holds."""

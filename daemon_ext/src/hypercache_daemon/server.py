@@ -3,13 +3,16 @@
 Rules:
 1. A socket where somebody answers is refused; one that nobody answers is replaced; anything else at the
    path is never touched.
-2. Stopping answers what was asked before it closes.
+2. Who is not let in is told why, for at most a moment, and costs those who are let in nothing.
+3. Without file descriptors new clients wait, those who are in are served, and the log says so now and then.
+4. Stopping answers what was asked before it closes.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import socket as stdlib_socket
 import stat
@@ -23,9 +26,12 @@ from hypercache_protocol.errors import ErrorCode
 from hypercache_protocol.messages import ErrorReply
 from hypercache_protocol.versions import WireVersion
 
+from . import socket_folder
 from .access import Access
 from .connection import Connection, ConnectionLimits
 from .handlers import Handlers
+from .peers import Peer, peer_of
+from .rights import Rules
 from .stream import Stream
 
 log = logging.getLogger(__name__)
@@ -34,6 +40,10 @@ _MAX_PATH_BYTES = 107  # what sockaddr_un holds beside its final NUL
 _BACKLOG = 1024
 _TURN_AWAY_S = 1.0
 _TURN_AWAY_BYTES = 4096
+_TURNED_AWAY_AT_ONCE = 64  # beyond that they are closed without a word: each costs a file descriptor
+_OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+_ACCEPT_AGAIN_S = 0.1
+_SHORTAGE_LOG_S = 60.0
 
 
 class SocketError(Exception):
@@ -44,18 +54,28 @@ def bind(path: Path, access: Access) -> stdlib_socket.socket:
     """A listening Unix socket at `path`, with the mode and group of `access` from the start.
 
     Raises:
-        SocketError: somebody answers there, the path is not a socket, or it cannot be made.
+        SocketError: somebody answers there, the path is not a socket, others could replace what lies in its
+            folder, or it cannot be made.
     """
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         raise SocketError(
             f"the socket path {path} is longer than {_MAX_PATH_BYTES} bytes; choose a shorter one"
         )
     try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        socket_folder.make(path.parent)
+        _check_folder(path.parent)
         _remove_stale(path)
         return _bound(path, access)
     except OSError as error:
         raise SocketError(f"the socket {path} cannot be made: {error.strerror}") from error
+
+
+def _check_folder(folder: Path) -> None:
+    if reason := socket_folder.weakness(folder):
+        raise SocketError(
+            f"{reason}: let only the daemon's user write to it, or choose a --socket in a folder of its own"
+        )
+    socket_folder.warn_of_folders_above(folder)
 
 
 def _remove_stale(path: Path) -> None:
@@ -97,40 +117,83 @@ def _bound(path: Path, access: Access) -> stdlib_socket.socket:
 
 @dataclass
 class Server:
-    """Accepts connections and serves each in a task of its own."""
+    """Lets clients in, and serves each connection in a task of its own."""
 
     handlers: Handlers
     version: WireVersion
     limits: ConnectionLimits
     max_connections: int
+    rules: Rules
     connections: dict[int, Connection] = field(default_factory=dict)
     accepted: int = 0
     refused: int = 0
+    forbidden: int = 0
+    idle_closed: int = 0
+    failed_accepts: int = 0
+    """Tries to let a client in for which there was no file descriptor."""
+    _turning_away: int = 0
+    _shortage_known_until: float = -math.inf
+    _strangers: set[int] = field(default_factory=set)
 
     async def serve(self, sock: stdlib_socket.socket, stop: trio.Event, grace_s: float) -> None:
         """Serve until `stop` is set, then answer what is under way for at most `grace_s` seconds."""
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
-        async with trio.open_nursery() as clients:
+        async with listener, trio.open_nursery() as clients:
             async with trio.open_nursery() as accepting:
                 accepting.start_soon(self._accept, listener, clients)
                 await stop.wait()
                 accepting.cancel_scope.cancel()
+            await listener.aclose()  # nobody waits to be let in by a daemon that ends
             for connection in tuple(self.connections.values()):
                 connection.stop()
             clients.cancel_scope.deadline = trio.current_time() + grace_s
 
     async def _accept(self, listener: trio.SocketListener, clients: trio.Nursery) -> None:
-        await trio.serve_listeners(self._serve_one, [listener], handler_nursery=clients)
+        """Accept for ever. Trio's own loop logs a traceback for each try while descriptors are short."""
+        while True:
+            stream = await self._accepted(listener)
+            if stream is None:
+                await trio.sleep(_ACCEPT_AGAIN_S)
+            else:
+                clients.start_soon(self._serve_one, stream)
+
+    async def _accepted(self, listener: trio.SocketListener) -> trio.SocketStream | None:
+        """The next client; None where there is no descriptor for it."""
+        try:
+            return await listener.accept()
+        except OSError as error:
+            if error.errno not in _OUT_OF_DESCRIPTORS:
+                raise
+            self._note_shortage(error)
+            return None
+
+    def _note_shortage(self, error: OSError) -> None:
+        self.failed_accepts += 1
+        if trio.current_time() < self._shortage_known_until:
+            return
+        self._shortage_known_until = trio.current_time() + _SHORTAGE_LOG_S
+        log.error(
+            "no further client can be let in (%s) while %d are served; they wait: allow more open files "
+            "(ulimit -n, LimitNOFILE=), or set a lower --max-connections",
+            error.strerror,
+            len(self.connections),
+        )
 
     async def _serve_one(self, stream: trio.SocketStream) -> None:
-        if len(self.connections) >= self.max_connections:
-            self.refused += 1
-            await self._turn_away(stream)
+        peer = peer_of(stream.socket)
+        refusal = self._refusal(peer)
+        if refusal is not None:
+            await self._turn_away(stream, refusal)
             return
         self.accepted += 1
         connection_id = self.accepted
         connection = Connection(
-            Stream(stream.socket), connection_id, self.handlers, self.version, self.limits
+            Stream(stream.socket),
+            connection_id,
+            self.rules.rights_of(peer),
+            self.handlers,
+            self.version,
+            self.limits,
         )
         self.connections[connection_id] = connection
         try:
@@ -139,23 +202,50 @@ class Server:
             log.exception("connection %d ended by a fault of the daemon", connection_id)
         finally:
             del self.connections[connection_id]
+            self.idle_closed += connection.was_idle
 
-    async def _turn_away(self, stream: trio.SocketStream) -> None:
-        reply = ErrorReply(
-            error_message=f"the daemon serves {self.max_connections} connections already, its limit; close "
-            "some or raise --max-connections",
-            error_code=ErrorCode.UNAVAILABLE,
-        )
+    def _refusal(self, peer: Peer) -> ErrorReply | None:
+        """Why the next client is not let in; counts those that are not."""
+        if not self.rules.lets_in(peer):
+            self.forbidden += 1
+            self._note_stranger(peer)
+            return ErrorReply(
+                error_message=f"{peer} may not use this daemon; its operator can name one of them in --allow",
+                error_code=ErrorCode.FORBIDDEN,
+            )
+        if len(self.connections) >= self.max_connections:
+            self.refused += 1
+            return ErrorReply(
+                error_message=f"the daemon serves {self.max_connections} connections already, its limit; "
+                "close some or raise --max-connections",
+                error_code=ErrorCode.UNAVAILABLE,
+            )
+        return None
+
+    def _note_stranger(self, peer: Peer) -> None:
+        if peer.uid not in self._strangers:  # once for each, so that nobody fills the log
+            self._strangers.add(peer.uid)
+            log.warning("%s was not let in: --allow names none of them", peer)
+
+    async def _turn_away(self, stream: trio.SocketStream, reply: ErrorReply) -> None:
+        self._turning_away += 1
         async with stream:
-            with trio.move_on_after(_TURN_AWAY_S):
-                try:
-                    await stream.send_all(json_lines.encode_reply(reply, self.version))
-                    await stream.send_eof()
-                    # Closing at once would break a client that is still writing before it reads the reason.
-                    while await stream.receive_some(_TURN_AWAY_BYTES):
-                        pass
-                except trio.BrokenResourceError:
-                    log.debug("a connection that was turned away did not wait for the reason")
+            try:
+                if self._turning_away <= _TURNED_AWAY_AT_ONCE:
+                    await self._say_why(stream, reply)
+            finally:
+                self._turning_away -= 1
+
+    async def _say_why(self, stream: trio.SocketStream, reply: ErrorReply) -> None:
+        with trio.move_on_after(_TURN_AWAY_S):
+            try:
+                await stream.send_all(json_lines.encode_reply(reply, self.version))
+                await stream.send_eof()
+                # Closing at once would break a client that is still writing before it reads the reason.
+                while await stream.receive_some(_TURN_AWAY_BYTES):
+                    pass
+            except trio.BrokenResourceError:
+                log.debug("a connection that was turned away did not wait for the reason")
 
 
 def remove_socket(path: Path, sock_inode: int) -> None:

@@ -31,6 +31,7 @@ def report(
         "wire": str(server.version),
         "uptime_s": round(uptime_s(), 3),
         "objects": len(cache),
+        "max_objects": remover.max_objects,
         "objects_by_state": {state.value: count for state, count in cache.counts().items()},
         "pools": {
             tier.value: {
@@ -45,6 +46,9 @@ def report(
             "open": len(server.connections),
             "accepted": server.accepted,
             "refused": server.refused,
+            "forbidden": server.forbidden,
+            "idle_closed": server.idle_closed,
+            "failed_accepts": server.failed_accepts,
         },
         "requests": dict(sorted(handlers.counters.items())),
         "evicted": {"objects": remover.evicted_objects, "bytes": remover.evicted_bytes},

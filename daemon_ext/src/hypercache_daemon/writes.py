@@ -21,7 +21,7 @@ from .core.cache import StageOptions
 from .core.objects import NoSpace, StagedWrite, StoredObject
 from .errors import DaemonError
 from .flusher import Flusher
-from .refusals import no_backend, no_space, not_staged, refuse_rest
+from .refusals import no_backend, no_space, not_staged, refuse_rest, too_many_objects
 from .removal import Remover
 from .store import Store, hold_change, writer_hold
 
@@ -110,6 +110,7 @@ class Writer:
         results: dict[int, StagedWrite | DaemonError],
     ) -> None:
         """Stage what has no result yet, evicting as much as that takes."""
+        await self.remover.make_object_room(len(requests) - len(results))
         reports = await self._stage(requests, connection_id, results)
         for _ in range(_TRIES):
             if not reports or not await self._make_room(list(reports.values())):
@@ -129,7 +130,11 @@ class Writer:
         left = [index for index in range(len(requests)) if index not in results]
         async with self.store.locks.hold_all(requests[index].uri for index in left):
             fresh: dict[int, StagedWrite] = {}
+            room = self.remover.object_room()
             for index in left:
+                if len(fresh) >= room:
+                    results[index] = too_many_objects(self.remover.max_objects)
+                    continue
                 staged = self._stage_one(requests[index], connection_id)
                 if isinstance(staged, NoSpace):
                     reports[index] = staged

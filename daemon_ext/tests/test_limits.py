@@ -1,0 +1,235 @@
+"""What happens at each limit that is not the wire's: idle connections, descriptors, many clients, objects."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import trio
+from daemon_harness import DEADLINE_S, MIB, Client, config_for, line, running
+from forked_daemons import BlockingClient, ForkedDaemon, Forks, daemon_forks
+from frames import bits, framed
+from gated_backend import GatedBackend
+
+PING = b'{"action": "ping"}\n'
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with daemon_forks() as made:
+        yield made
+
+
+# -- idle connections ----------------------------------------------------------------------------------
+
+
+def test_idle_connections_are_kept_unless_the_operator_says_otherwise(short_dir: Path) -> None:
+    assert config_for(short_dir).idle_s == math.inf
+    assert config_for(short_dir, idle_timeout_s=5).idle_s == 5
+
+
+async def test_a_connection_on_which_nothing_is_asked_is_closed_without_a_word_and_others_are_not(
+    short_dir: Path,
+) -> None:
+    async with running(short_dir, idle_timeout_s=0.5) as daemon:
+        silent, half, busy = [await daemon.connect() for _ in range(3)]
+        await half.send(PING + PING[:9])
+        assert (await half.receive())["status"] == "PONG"
+        with trio.fail_after(DEADLINE_S):
+            while len(daemon.parts.server.connections) > 1:
+                assert (await busy.ask("ping"))["status"] == "PONG"
+        assert [await client.receive_line() for client in (silent, half)] == [b"", b""]
+        assert (await busy.status())["connections"]["idle_closed"] == 2
+
+
+@pytest.mark.parametrize("is_framed", [False, True], ids=["lines", "frames"])
+async def test_who_waits_for_an_answer_is_not_idle(short_dir: Path, is_framed: bool) -> None:
+    backend = GatedBackend(short_dir / "backend")
+    (backend.folder / "a").write_bytes(b"bytes")
+    async with running(short_dir, own_backend=backend, idle_timeout_s=0.2) as daemon:
+        client = await framed(daemon) if is_framed else await daemon.connect()
+        backend.gate.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_open_after, 1.0, backend)
+            assert (await client.ask("locate", uri="hypercache://a"))["status"] == "HIT"
+        assert daemon.parts.server.idle_closed == 0
+
+
+async def _open_after(seconds: float, backend: GatedBackend) -> None:
+    await trio.sleep(seconds)  # several times the idle time, which must pass for the test to mean anything
+    backend.gate.set()
+
+
+# -- file descriptors ----------------------------------------------------------------------------------
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    return [
+        *("--pool-dir", str(folder / "pool"), "--pool-size", str(34 * MIB), "--devices", "2"),
+        *("--ram-size", "0", *more),
+    ]
+
+
+def open_descriptors(daemon: ForkedDaemon) -> int:
+    return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
+
+
+def cpu_seconds(daemon: ForkedDaemon) -> float:
+    fields = Path(f"/proc/{daemon.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def queued_client(folder: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(DEADLINE_S)
+    sock.connect(str(folder / "s"))
+    sock.sendall(PING)
+    return sock
+
+
+def test_without_descriptors_it_tries_now_and_then_says_so_once_and_recovers(
+    forks: Forks, short_dir: Path
+) -> None:
+    daemon = forks.start(short_dir, arguments(short_dir))
+    with daemon.connect() as client, ExitStack() as queued:
+        used = open_descriptors(daemon)
+        _, hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (used, hard))
+        before, begun = cpu_seconds(daemon), time.monotonic()
+        waiting = [queued.enter_context(queued_client(short_dir)) for _ in range(5)]
+        deadline = time.monotonic() + DEADLINE_S
+        while (tries := client.ask("get_status")["connections"]["failed_accepts"]) < 10:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # what is asked here costs the daemon CPU time, too
+        passed_s = time.monotonic() - begun
+        assert tries <= passed_s / 0.1 + 1, "a tenth of a second from try to try"
+        assert cpu_seconds(daemon) - before < passed_s / 2
+        assert daemon.log().count("no further client can be let in") == 1
+        assert "LimitNOFILE=" in daemon.log()
+        assert "Traceback" not in daemon.log()
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (used + 5, hard))
+        for sock in waiting:
+            assert b"PONG" in sock.recv(4096)
+
+
+# -- a thousand idle connections -----------------------------------------------------------------------
+
+
+def resident_bytes(daemon: ForkedDaemon) -> int:
+    status = Path(f"/proc/{daemon.pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+
+
+@pytest.fixture
+def room_for_descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_thousand_idle_connections_cost_little_and_one_more_client_is_served_promptly(
+    forks: Forks, short_dir: Path, room_for_descriptors: None
+) -> None:
+    daemon = forks.start(short_dir, arguments(short_dir))
+    with daemon.connect() as client, ExitStack() as idle:
+        before = resident_bytes(daemon)
+        for _ in range(1000):
+            sock = idle.enter_context(queued_client(short_dir))
+            assert b"PONG" in sock.recv(4096)
+        each = (resident_bytes(daemon) - before) / 1000
+        begun = time.perf_counter()
+        with BlockingClient(short_dir / "s") as newcomer:
+            assert newcomer.ask("ping")["status"] == "PONG"
+            took_s = time.perf_counter() - begun
+            assert newcomer.ask("get_status")["connections"]["open"] == 1002
+        print(
+            f"1000 idle connections: {each / 1024:.1f} KiB each; one more is served in {took_s * 1e3:.1f} ms"
+        )
+        assert each < 32 * 1024
+        assert took_s < 1.0
+        assert client.ask("ping")["status"] == "PONG"
+
+
+# -- objects -------------------------------------------------------------------------------------------
+
+
+async def test_at_the_limit_of_objects_the_coldest_leave_for_new_ones(short_dir: Path) -> None:
+    async with running(short_dir, max_objects=4) as daemon:
+        client = await daemon.connect()
+        for number in range(6):
+            await client.store(f"{number}", b"bytes", tier=("nvme", "ram")[number % 2])
+            assert (await client.status())["objects"] <= 4
+        status = await client.status()
+        assert (status["objects"], status["max_objects"], status["evicted"]["objects"]) == (4, 4, 2)
+        assert await client.fetch("5") == b"bytes"
+
+
+async def test_where_none_may_leave_the_limit_is_an_error_that_says_so_until_there_is_room(
+    short_dir: Path,
+) -> None:
+    async with running(short_dir, max_objects=3) as daemon:
+        client = await daemon.connect()
+        await client.store("pinned", b"bytes", pinned=True)
+        await client.store("dirty", b"bytes", commit={})
+        await client.stage("staged", b"")  # without a block, and yet it takes memory
+        code, sentence = await client.refusal("stage_write", uri="more", size_bytes=0)
+        assert code == "NO_SPACE"
+        assert "keeps 3 objects and staged writes already" in sentence
+        assert "--max-objects" in sentence
+        assert (await client.ask("evict", uri="staged"))["status"] == "EVICTED"
+        await client.store("more", b"bytes")
+        assert await client.fetch("pinned") == await client.fetch("dirty") == b"bytes"
+
+
+async def test_a_batch_stages_as_many_as_there_may_be_and_refuses_the_rest(short_dir: Path) -> None:
+    async with running(short_dir, max_objects=5) as daemon:
+        old, client = await daemon.connect(), await framed(daemon)
+        for name in ("cold", "pinned"):
+            await old.store(name, b"bytes", pinned=name == "pinned")
+        staged = await client.ask("stage_many", suffixes=[f"{number}" for number in range(6)], sizes=[5] * 6)
+        assert bits(staged["done"], 6) == [True] * 4 + [False] * 2
+        assert {error["error_code"] for error in staged["errors"]} == {"NO_SPACE"}
+        assert await old.fetch("cold") is None
+        assert await old.fetch("pinned") == b"bytes"
+
+
+async def test_a_start_with_a_lower_limit_keeps_all_and_evicts_down_to_it_with_the_next_write(
+    short_dir: Path,
+) -> None:
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        for number in range(8):
+            await client.store(f"{number}", b"bytes")
+    async with running(short_dir, max_objects=3) as daemon:
+        client = await daemon.connect()
+        assert (await client.status())["objects"] == 8
+        await client.store("new", b"bytes")
+        assert (await client.status())["objects"] == 3
+        assert await client.fetch("new") == b"bytes"
+
+
+async def test_many_clients_at_once_never_exceed_the_limit(short_dir: Path) -> None:
+    async with running(short_dir, max_objects=10) as daemon:
+        clients = [await daemon.connect() for _ in range(8)]
+        most = 0
+
+        async def store_some(client: Client, name: str) -> None:
+            nonlocal most
+            for number in range(10):
+                await client.send(line("stage_write", uri=f"{name}/{number}", size_bytes=0))
+                if (await client.receive())["status"] == "WRITESTAGED":
+                    await client.ask("commit_write", uri=f"{name}/{number}", local_only=True)
+                most = max(most, daemon.parts.remover.max_objects - daemon.parts.remover.object_room())
+
+        async with trio.open_nursery() as nursery:
+            for index, client in enumerate(clients):
+                nursery.start_soon(store_some, client, f"{index}")
+        assert most == 10
