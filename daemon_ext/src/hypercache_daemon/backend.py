@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from fsspec.exceptions import FSTimeoutError
-
 from .backend_local import LocalStore
 from .backend_names import (
     HYPERCACHE,
@@ -34,7 +32,6 @@ from .backend_names import (
     parse_uri,
     without_credentials,
 )
-from .backend_object import MemoryStore, S3Store
 
 REQUEST_TIMEOUT_S = 60.0
 _MAX_REASON = 300
@@ -187,12 +184,18 @@ class Backend:
         match place.scheme:
             case "file" | "nfs":
                 return LocalStore(folder)
-            case "s3" | "s3a":
-                return S3Store(place.url, self._options, self._request_timeout_s)
-            case "memory":
-                return MemoryStore(place.url)
+            case "s3" | "s3a" | "memory":
+                return self._open_object_store(place)
             case unknown:
                 raise StoreError(f"the scheme {unknown} is not supported; use file, nfs, s3, s3a or memory")
+
+    def _open_object_store(self, place: Place) -> ObjectStore:
+        # fsspec is a sixth of what a start imports, and clients wait for a daemon that is being upgraded.
+        from .backend_object import MemoryStore, S3Store
+
+        if place.scheme == "memory":
+            return MemoryStore(place.url)
+        return S3Store(place.url, self._options, self._request_timeout_s)
 
     @contextmanager
     def _failures_named(self, doing: str, target: Target) -> Iterator[None]:
@@ -259,13 +262,18 @@ def _in_words(error: Exception, request_timeout_s: float) -> str:
             return str(error)
         case FileNotFoundError():
             return "it is not there"
-        case TimeoutError() | FSTimeoutError():
+        case _ if _is_late(error):
             return f"no answer within {request_timeout_s:g} s"
         case OSError(strerror=str(words)) if words:
             return words
         case _:
             first_line = str(error).strip().partition("\n")[0]
             return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+
+
+def _is_late(error: Exception) -> bool:
+    # By its name: fsspec is imported only where a store needs it, and its own is none on Python 3.10.
+    return isinstance(error, TimeoutError) or type(error).__name__ == "FSTimeoutError"
 
 
 def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
