@@ -10,46 +10,52 @@ from hypercache_compat.raw_wire import fetch, store
 from hypercache_compat.scenario_process import ScenarioProcess
 
 CRASH = pytest.mark.parametrize("crash", [False, True], ids=["stopped", "killed"])
-TIER = pytest.mark.parametrize("tier", ["nvme", "ram"])
+TIERS = ("nvme", "ram")
 SIZE = 9 * MIB + 1920
 
 
 @CRASH
-@TIER
-def test_an_acknowledged_commit_is_there(old: ScenarioProcess, tier: str, crash: bool) -> None:
+def test_an_acknowledged_commit_is_there(old: ScenarioProcess, crash: bool) -> None:
     with running_daemon() as daemon:
-        arguments = {"socket_path": daemon.socket_path, "uri": "kept", "size_bytes": SIZE}
-        old.call("client_calls.store", **arguments, tier=tier)
+        arguments = {"socket_path": daemon.socket_path, "size_bytes": SIZE}
+        for tier in TIERS:
+            old.call("client_calls.store", **arguments, uri=f"kept-{tier}", tier=tier)
         daemon.restart(crash=crash)
-        assert old.call("client_calls.fetch", **arguments) is True
+        for tier in TIERS:
+            assert old.call("client_calls.fetch", **arguments, uri=f"kept-{tier}") is True
 
 
 @CRASH
-@TIER
-def test_a_staged_write_is_gone_and_its_uri_is_free(old: ScenarioProcess, tier: str, crash: bool) -> None:
+def test_a_staged_write_is_gone_and_its_uri_is_free(old: ScenarioProcess, crash: bool) -> None:
     with running_daemon() as daemon:
-        arguments = {"socket_path": daemon.socket_path, "uri": "hypercache://open"}
-        old.call("file_system.write_and_never_close", **arguments, size_bytes=9 * MIB, tier=tier)
+        uris = {f"hypercache://open/{tier}": tier for tier in TIERS}
+        for uri, tier in uris.items():
+            arguments = {"socket_path": daemon.socket_path, "uri": uri}
+            old.call("file_system.write_and_never_close", **arguments, size_bytes=9 * MIB, tier=tier)
         daemon.restart(crash=crash)
         with daemon.connect() as connection:
-            assert connection.ask("locate", uri="hypercache://open", auto_ingest=False)["status"] == "MISS"
-            assert connection.ask("commit_write", uri="hypercache://open")["status"] == "ERROR"
-            assert connection.ask("append_write", uri="hypercache://open", size_bytes=1)["status"] == "ERROR"
-        old.call("client_calls.store", **arguments, size_bytes=5000, tier=tier)
-        assert old.call("client_calls.fetch", **arguments, size_bytes=5000) is True
+            for uri in uris:
+                assert connection.ask("locate", uri=uri, auto_ingest=False)["status"] == "MISS"
+                assert connection.ask("commit_write", uri=uri)["status"] == "ERROR"
+                assert connection.ask("append_write", uri=uri, size_bytes=1)["status"] == "ERROR"
+        for uri, tier in uris.items():
+            arguments = {"socket_path": daemon.socket_path, "uri": uri, "size_bytes": 5000}
+            old.call("client_calls.store", **arguments, tier=tier)
+            assert old.call("client_calls.fetch", **arguments) is True
 
 
 @CRASH
-@TIER
-def test_a_write_staged_over_a_committed_object_leaves_that_object(tier: str, crash: bool) -> None:
-    data = payload("first", SIZE)
+def test_a_write_staged_over_a_committed_object_leaves_that_object(crash: bool) -> None:
+    data = {tier: payload(tier, SIZE) for tier in TIERS}
     with running_daemon() as daemon:
         with daemon.connect() as connection:
-            store(connection, "a", data, tier=tier)
-            assert connection.ask("stage_write", uri="a", size_bytes=77, tier=tier)["status"] == "WRITESTAGED"
+            for tier in TIERS:
+                store(connection, tier, data[tier], tier=tier)
+                staged = connection.ask("stage_write", uri=tier, size_bytes=77, tier=tier)
+                assert staged["status"] == "WRITESTAGED"
         daemon.restart(crash=crash)
         with daemon.connect() as connection:
-            assert fetch(connection, "a") == data
+            assert {tier: fetch(connection, tier) for tier in TIERS} == data
 
 
 @CRASH

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hypercache_compat.daemon_process import DaemonProcess
-from hypercache_compat.demo import OLD_URI, DemoSize, run
+from hypercache_compat.demo import OLD_URI, DemoSize, old_client_part, run
 from hypercache_compat.lmcache_bench import BenchSize
 from hypercache_compat.payloads import MIB
 
@@ -54,7 +54,7 @@ def test_the_demo_fails_where_one_byte_on_a_device_is_wrong(capsys: pytest.Captu
             device.seek(chunk["offset"] + 1000)
             device.write(bytes([byte[0] ^ 1]))
 
-    assert run(DemoSize(bench=SMALL, object_bytes=5 * MIB, between=flip_a_byte)) == 1
+    assert run(DemoSize(object_bytes=5 * MIB, between=flip_a_byte), parts=[old_client_part]) == 1
     said = capsys.readouterr().out
     assert f"byte {4 * MIB + 1000} of {5 * MIB}" in said
     assert said.endswith("The demo failed.\n")

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,19 +41,24 @@ class DemoSize:
     between: Callable[[DaemonProcess], None] = lambda _: None
 
 
+Part = Callable[[DaemonProcess, DemoSize], list[str]]
+
+
 def say(text: str) -> None:
     print(text, flush=True)
 
 
-def run(size: DemoSize | None = None) -> int:
-    """Run the demo; gives the exit status."""
+def run(size: DemoSize | None = None, parts: Sequence[Part] | None = None) -> int:
+    """Run the demo, or only some `parts` of it; gives the exit status."""
     size = size or DemoSize()
     began = time.monotonic()
     say("HyperCache demo: a daemon, real LMCache, and a real hypercache-io client on one machine.\n")
     say("1. Starting hypercached on four files that stand in for four NVMe drives.")
     with running_daemon(DaemonOptions(pool_size="2GiB", pool_devices=4)) as daemon:
         say(f"   It answers on {daemon.socket_path}.\n")
-        failures = [*_lmcache_part(daemon, size), *_old_client_part(daemon, size)]
+        failures = [
+            failure for part in parts or (lmcache_part, old_client_part) for failure in part(daemon, size)
+        ]
     say(f"\nDaemon stopped, its files removed. {time.monotonic() - began:.0f} s in all.")
     for failure in failures:
         say(f"FAILED: {failure}")
@@ -61,7 +66,8 @@ def run(size: DemoSize | None = None) -> int:
     return 1 if failures else 0
 
 
-def _lmcache_part(daemon: DaemonProcess, size: DemoSize) -> list[str]:
+def lmcache_part(daemon: DaemonProcess, size: DemoSize) -> list[str]:
+    """LMCache's own benchmark over the connector; gives what failed."""
     amount = size.bench
     say(
         f"2. LMCache {LMCACHE_IN_ENVIRONMENT} loads the connector (native_plugin) and runs its own benchmark:"
@@ -113,7 +119,8 @@ def _shortfalls(report: BenchReport) -> list[str]:
     ]
 
 
-def _old_client_part(daemon: DaemonProcess, size: DemoSize) -> list[str]:
+def old_client_part(daemon: DaemonProcess, size: DemoSize) -> list[str]:
+    """An object that the released client writes and reads back; gives what failed."""
     say(f"3. hypercache-io {OLD_VERSION}, as released, writes a file and reads it back from the same daemon:")
     try:
         client = old_client(OLD_VERSION)
