@@ -48,17 +48,16 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def run(size: DemoSize | None = None, parts: Sequence[Part] | None = None) -> int:
+def run(size: DemoSize | None = None, parts: Sequence[Part] = ()) -> int:
     """Run the demo, or only some `parts` of it; gives the exit status."""
     size = size or DemoSize()
+    parts = parts or (lmcache_part, old_client_part)
     began = time.monotonic()
     say("HyperCache demo: a daemon, real LMCache, and a real hypercache-io client on one machine.\n")
     say("1. Starting hypercached on four files that stand in for four NVMe drives.")
     with running_daemon(DaemonOptions(pool_size="2GiB", pool_devices=4)) as daemon:
         say(f"   It answers on {daemon.socket_path}.\n")
-        failures = [
-            failure for part in parts or (lmcache_part, old_client_part) for failure in part(daemon, size)
-        ]
+        failures = [failure for part in parts for failure in part(daemon, size)]
     say(f"\nDaemon stopped, its files removed. {time.monotonic() - began:.0f} s in all.")
     for failure in failures:
         say(f"FAILED: {failure}")
