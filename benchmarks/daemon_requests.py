@@ -1,11 +1,12 @@
 """What a request costs the daemon: wall time and the daemon's own CPU time, on a real hypercached.
 
-    python benchmarks/daemon_requests.py [--requests N]
+    python benchmarks/daemon_requests.py [--requests N] [--only-hung]
 
 "alone": the next request is sent once the last is answered. "64 together": 64 requests in one write, as a
 lookup or store of 64 keys sends them. The client writes prepared bytes and counts lines, so what it costs
 itself is hardly in the figures. "locate_many" is wire 2's: 512 keys in a frame, 16 frames in flight, and its
-figures are for one key. CPU time tells more than wall time where the machine is busy otherwise.
+figures are for one key. CPU time tells more than wall time where the machine is busy otherwise. A second
+table has what a client waits while the disk or the backend of others hangs: see hung_neighbours.py.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import hung_neighbours
 
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
 from hypercache_protocol import ReplyReceived, Role, Session
@@ -226,7 +229,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=2048, help="of each kind (default: 2048)")
-    print(table(measure(parser.parse_args().requests)))
+    parser.add_argument("--only-hung", action="store_true", help="print the second table alone")
+    arguments = parser.parse_args()
+    if not arguments.only_hung:
+        print(table(measure(arguments.requests)) + "\n")
+    print(hung_neighbours.table(hung_neighbours.measure(arguments.requests)))
 
 
 if __name__ == "__main__":

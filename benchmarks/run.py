@@ -28,6 +28,7 @@ from typing import Any
 
 import adapters
 import daemon_requests
+import hung_neighbours
 import report
 from peers import EVERYBODY, HYPERCACHE_ONE_DEVICE
 from storages import ROOT, in_memory, on_disk
@@ -110,6 +111,9 @@ def run() -> int:
         costs = daemon_requests.measure(2048)
         about["daemon"] = {name: asdict(cost) for name, cost in costs.items()}
         texts.append(daemon_requests.table(costs))
+        waits = hung_neighbours.measure(500)
+        about["hung_neighbours"] = {name: asdict(each) for name, each in waits.items()}
+        texts.append(hung_neighbours.table(waits))
     about["load_average_after"] = report.load_average()
     text = "\n\n".join([headline(about), *texts])
     print(f"\n{text}\n")
