@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from hypercache_daemon.core.allocator import Allocator
 from hypercache_daemon.core.cache import Cache, StageOptions, Times
 from hypercache_daemon.core.eviction import Lru
@@ -81,3 +83,46 @@ def test_only_a_client_that_asked_for_local_only_is_told_of_it() -> None:
     assert replace(stored, announce_committed=True).announced is SyncStatus.COMMITTED
     synced = replace(stored, announce_committed=True, state=SyncStatus.SYNCED_BACKEND)
     assert synced.announced is SyncStatus.SYNCED_BACKEND
+
+
+# -- loading the catalog -----------------------------------------------------------------------------------
+
+
+def loaded_again(cache: Cache, uris: list[str]) -> Cache:
+    """A new cache with the objects of another, read from the catalog in this order."""
+    again = cache_of([])
+    again.load([stored for uri in uris if (stored := cache.get(uri)) is not None])
+    return again
+
+
+@pytest.mark.parametrize("order", [["0", "1", "2", "3"], ["3", "2", "1", "0"], ["2", "0", "3", "1"]])
+def test_in_whatever_order_objects_are_read_the_oldest_commits_leave_first(order: list[str]) -> None:
+    again = loaded_again(cache_of([MIB, MIB, MIB, MIB]), order)
+    assert victims(again, 4 * MIB) == ["0", "1", "2", "3"]
+
+
+def test_a_loaded_pool_has_the_figures_of_the_one_that_was_written() -> None:
+    cache = cache_of([0, 1, MIB + 1, 5 * MIB, 4096, 4097])
+    for uri, state, pinned in (
+        ("1", SyncStatus.COMMITTED, False),
+        ("2", SyncStatus.COMMITTED, True),
+        ("3", SyncStatus.SYNCED_BACKEND, False),
+        ("4", SyncStatus.LOCAL_ONLY, True),
+    ):
+        stored = cache.get(uri)
+        assert stored is not None
+        cache.apply_change(replace(stored, state=state, pinned=pinned))
+    pool = cache.pools[Tier.NVME]
+    again = loaded_again(cache, ["5", "3", "1", "4", "2", "0"]).pools[Tier.NVME]
+    for name in ("used_bytes", "dirty_bytes", "pinned_bytes", "evictable_bytes", "counts"):
+        assert getattr(again, name) == getattr(pool, name), name
+    assert again.usage() == pool.usage()
+
+
+def test_a_catalog_in_which_a_block_has_two_owners_is_refused() -> None:
+    cache = cache_of([MIB, MIB])
+    first, second = cache.get("0"), cache.get("1")
+    assert first is not None
+    assert second is not None
+    with pytest.raises(ValueError, match="1048576 bytes at 0: a block is allocated already"):
+        cache_of([]).load([first, replace(second, packed_extents=first.packed_extents)])

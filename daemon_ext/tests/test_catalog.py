@@ -51,9 +51,10 @@ async def running(path: Path) -> AsyncIterator[Catalog]:
 
 
 def read(path: Path, pool_id: str = POOL) -> tuple[list[StoredObject], list[AddHold]]:
-    """What a new start finds."""
+    """What a new start finds: objects in the order of their commits, holds in that of their ids."""
     with closing(Catalog.open(path, pool_id)) as catalog:
-        return list(catalog.objects()), sorted(catalog.holds(), key=lambda hold: (hold.hold_id, hold.part))
+        objects = sorted(catalog.objects(), key=lambda stored: stored.generation)
+        return objects, sorted(catalog.holds(), key=lambda hold: (hold.hold_id, hold.part))
 
 
 def an_object(uri: str = "u", generation: int = 1, **fields: object) -> StoredObject:
@@ -121,16 +122,6 @@ def test_every_field_comes_back_after_a_restart(objects: list[StoredObject], hol
         found, found_holds = read(path)
     assert sorted(found, key=lambda stored: stored.uri) == sorted(objects, key=lambda stored: stored.uri)
     assert found_holds == sorted(holds, key=lambda hold: (hold.hold_id, hold.part))
-
-
-async def test_objects_come_back_in_the_order_of_their_commits() -> None:
-    generations = [5, 1, 9, 3]
-    with made() as path:
-        async with running(path) as catalog:
-            for generation in generations:
-                await catalog.write([Put(an_object(f"u{generation}", generation))])
-        objects, _ = read(path)
-    assert [stored.generation for stored in objects] == sorted(generations)
 
 
 async def test_an_object_is_replaced_and_forgotten_by_its_uri() -> None:
@@ -429,6 +420,28 @@ def test_a_catalog_of_a_newer_release_is_refused_and_left_as_it_is() -> None:
         assert path.read_bytes() == before
 
 
+def test_a_catalog_of_a_build_that_was_never_released_is_refused_with_the_way_out() -> None:
+    with made() as path:
+        change(path, "UPDATE meta SET value='1' WHERE name='schema'")
+        sentence = refusal(path)
+        assert "schema 1" in sentence
+        assert WAY_OUT in sentence
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 499, 500, 501, 1199])
+def test_one_changed_row_among_many_is_refused_by_its_name(damaged: int) -> None:
+    with made() as path:
+        filled(path, many(1200))
+        change(path, f"UPDATE objects SET pinned=1 WHERE generation={damaged + 1}")
+        assert f"'hypercache://object/{damaged:04}' is not as it was written" in refusal(path)
+
+
+def test_more_objects_than_are_read_together_all_come_back() -> None:
+    with made() as path:
+        filled(path, many(1200))
+        assert read(path)[0] == many(1200)
+
+
 def test_a_catalog_of_another_pool_is_refused() -> None:
     with made("q" * 32) as path:
         assert "another pool" in refusal(path)
@@ -516,7 +529,7 @@ def test_a_catalog_that_may_be_replaced_leaves_nothing_of_the_old_one() -> None:
         path.with_name("c.sqlite-wal").write_bytes(b"old log")
         Catalog.create(path, "q" * 32, replace=True)
         with closing(Catalog.open(path, "q" * 32)) as catalog:
-            assert (list(catalog.objects()), catalog.epoch) == ([], 1)
+            assert (catalog.objects(), catalog.epoch) == ([], 1)
 
 
 @pytest.mark.parametrize("make", [Path.touch, Path.mkdir])

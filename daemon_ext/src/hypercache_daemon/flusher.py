@@ -30,6 +30,7 @@ from .store import Store
 log = logging.getLogger(__name__)
 
 _LONGEST_DELAY_S = 300.0
+_SYNCING = SyncStatus.SYNCING_BACKEND  # by itself: a start asks it of every object
 
 
 class Flusher:
@@ -195,6 +196,6 @@ class Flusher:
 
 def as_loaded(stored: StoredObject) -> StoredObject:
     """An object as it is after a restart: an upload that was under way begins again."""
-    if stored.state is SyncStatus.SYNCING_BACKEND:
+    if stored.state is _SYNCING:
         return replace(stored, state=SyncStatus.COMMITTED)
     return stored

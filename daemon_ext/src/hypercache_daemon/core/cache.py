@@ -284,7 +284,7 @@ class Cache:
     # -- loading the catalog ---------------------------------------------------------------------------
 
     def load(self, objects: Sequence[StoredObject]) -> None:
-        """Take all objects from the catalog, coldest first. ValueError where blocks have two owners or lie
+        """Take all objects from the catalog, in any order. ValueError where blocks have two owners or lie
         outside."""
         for tier, pool in self.pools.items():
             pool.load([stored for stored in objects if stored.tier is tier])

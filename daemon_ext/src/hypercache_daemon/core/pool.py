@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -106,36 +106,40 @@ class Pool:
     # -- objects ---------------------------------------------------------------------------------------
 
     def load(self, objects: Sequence[StoredObject]) -> None:
-        """`objects` own their blocks, coldest first, and nobody owned any before. ValueError where blocks
-        have two owners or lie outside."""
-        chunks = as_table(stored.packed_extents for stored in objects)
+        """`objects` own their blocks, and nobody owned any before; what was committed first is the coldest.
+        ValueError where blocks have two owners or lie outside."""
+        chunks = as_table([stored.packed_extents for stored in objects])
         self.blocks.load(chunks)
-        for stored, size_bytes in zip(objects, _sizes(objects, chunks), strict=True):
-            self._count_in(stored, size_bytes)
+        sizes = _sizes(objects, chunks)
+        by_kind: defaultdict[tuple[SyncStatus, bool], list[int]] = defaultdict(list)
+        for stored, size_bytes in zip(objects, sizes, strict=True):
+            by_kind[stored.state, stored.pinned].append(size_bytes)
+        for (state, pinned), of_kind in by_kind.items():
+            self._count(state, pinned, len(of_kind), sum(of_kind))
+        for index in _oldest_first(objects):
+            stored = objects[index]
+            if not stored.pinned and stored.state in EVICTABLE:
+                self.policy.inserted(stored.uri, sizes[index])
 
     def count_in(self, stored: StoredObject) -> None:
         """`stored` owns its blocks from now on."""
-        self._count_in(stored, stored.allocated_bytes)
-
-    def _count_in(self, stored: StoredObject, size_bytes: int) -> None:
-        self.used_bytes += size_bytes
-        self.counts[stored.state] += 1
-        self.pinned_bytes += size_bytes if stored.pinned else 0
-        self.dirty_bytes += size_bytes if stored.state in DIRTY else 0
-        if stored.state in EVICTABLE and not stored.pinned:
-            self.evictable_bytes += size_bytes
+        size_bytes = stored.allocated_bytes
+        self._count(stored.state, stored.pinned, 1, size_bytes)
+        if _may_be_evicted(stored.state, stored.pinned):
             self.policy.inserted(stored.uri, size_bytes)
 
     def count_out(self, stored: StoredObject) -> None:
         """`stored` owns nothing any more."""
-        size_bytes = stored.allocated_bytes
-        self.used_bytes -= size_bytes
-        self.counts[stored.state] -= 1
-        self.pinned_bytes -= size_bytes if stored.pinned else 0
-        self.dirty_bytes -= size_bytes if stored.state in DIRTY else 0
-        if stored.state in EVICTABLE and not stored.pinned:
-            self.evictable_bytes -= size_bytes
+        self._count(stored.state, stored.pinned, -1, -stored.allocated_bytes)
+        if _may_be_evicted(stored.state, stored.pinned):
             self.policy.removed(stored.uri)
+
+    def _count(self, state: SyncStatus, pinned: bool, number: int, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+        self.counts[state] += number
+        self.pinned_bytes += size_bytes if pinned else 0
+        self.dirty_bytes += size_bytes if state in DIRTY else 0
+        self.evictable_bytes += size_bytes if _may_be_evicted(state, pinned) else 0
 
     # -- quarantine ------------------------------------------------------------------------------------
 
@@ -175,6 +179,17 @@ class Pool:
     def _release(self, hold: Hold) -> None:
         self.blocks.release(hold.extents)
         self.quarantined_bytes -= allocated_bytes(hold.extents)
+
+
+def _may_be_evicted(state: SyncStatus, pinned: bool) -> bool:
+    return state in EVICTABLE and not pinned
+
+
+def _oldest_first(objects: Sequence[StoredObject]) -> list[int]:
+    """Where in `objects` the first commit is, the second, and so on."""
+    generations = np.array([stored.generation for stored in objects], np.int64)
+    order: list[int] = np.argsort(generations, kind="stable").tolist()
+    return order
 
 
 def _sizes(objects: Sequence[StoredObject], chunks: ExtentTable) -> list[int]:
