@@ -125,6 +125,15 @@ def test_a_victim_that_comes_back_is_not_named_twice(make: Make) -> None:
     assert list(victims) == [*{"a", "b"} - {first}]
 
 
+@every_policy
+def test_a_victim_that_was_left_and_is_asked_for_is_not_named_twice(make: Make) -> None:
+    policy = policy_with("ab", make)
+    victims = policy.victims()
+    first = next(victims)
+    policy.touched([first])
+    assert list(victims) == [*{"a", "b"} - {first}]
+
+
 # -- Lru -----------------------------------------------------------------------------------------------
 
 

@@ -81,6 +81,57 @@ def test_the_order_of_the_last_batch_counts(order: list[str]) -> None:
     assert list(policy.victims()) == order[::-1]
 
 
+def test_a_chain_is_asked_for_as_a_whole_though_one_of_it_was_asked_for_alone() -> None:
+    policy = ReturnRate()
+    insert_all(policy, ["c", "b", "a"])
+    policy.touched(["a", "b", "c"])
+    policy.touched(["b"])
+    for _ in range(4):
+        policy.touched(["a", "b", "c"])
+    assert list(policy.victims()) == ["c", "b", "a"]
+
+
+def test_a_chain_that_was_asked_for_as_before_is_young_again() -> None:
+    policy = ReturnRate()
+    insert_all(policy, ["tail", "head"])
+    policy.touched(["head", "tail"])
+    insert_all(policy, chain("other", 5))
+    for _ in range(2):
+        policy.touched(["head", "tail"])
+    assert list(policy.victims())[:4] == chain("other", 4)
+
+
+def test_what_is_of_another_kind_and_removed_before_its_turn_is_not_named() -> None:
+    policy = ReturnRate()
+    insert_all(policy, ["asked", "new"])
+    policy.touched(["asked"])
+    victims = policy.victims()
+    assert next(victims) == "new"
+    policy.removed("asked")
+    assert list(victims) == []
+
+
+def test_what_changes_its_kind_after_its_turn_is_not_named_again() -> None:
+    policy = ReturnRate()
+    asked = chain("asked", 40)
+    insert_all(policy, [*asked, "new"])
+    for key in asked:
+        policy.touched([key])
+    victims = policy.victims()
+    assert next(victims) == "new"
+    policy.touched(["new"])
+    assert list(victims) == asked
+
+
+def test_the_age_of_what_came_in_counts_from_then_though_nobody_asked_for_anything_since() -> None:
+    policy = ReturnRate()
+    insert_all(policy, ["asked"])
+    policy.touched(["asked"])
+    insert_all(policy, chain("scan", 3000))
+    order = list(policy.victims())
+    assert order.index("scan2900") < order.index("asked") < order.index("scan2999")
+
+
 def test_a_conversation_that_grew_stays_and_the_blocks_of_its_old_end_leave() -> None:
     policy, here = ReturnRate(), set[str]()
     for turn in range(1, 40):  # each turn of each conversation: the prompt so far, four more blocks, an end
@@ -189,6 +240,21 @@ def test_lookups_of_what_is_present_take_no_more_memory_for_ever(batch_size: int
 
     # A dict may double once more by chance; a run that stays for every lookup would be far more.
     assert bytes_after(looked_up(20_000)) < 2.5 * bytes_after(looked_up(2000))
+
+
+def test_what_is_left_of_long_chains_takes_little_memory() -> None:
+    def work(left: int) -> Callable[[EvictionPolicy], None]:
+        def chains(policy: EvictionPolicy) -> None:
+            for number in range(50):
+                keys = chain(f"{number}-", 1000)
+                insert_all(policy, keys)
+                policy.touched(keys)
+                for key in keys[left:]:
+                    policy.removed(key)
+
+        return chains
+
+    assert bytes_after(work(left=1)) < 0.05 * bytes_after(work(left=1000))
 
 
 # -- the same order as the plain one -------------------------------------------------------------------
