@@ -166,6 +166,14 @@ def test_what_changes_an_object_is_for_its_owners_and_what_reads_it_for_all(
     assert not refused(made, ALICE, request_)
 
 
+def test_a_refusal_is_short_however_long_the_names_and_many_the_groups_are() -> None:
+    stranger = Peer(FREE_ID, frozenset(range(FREE_ID, FREE_ID + 256)))
+    (refusal,) = rules([], [], OWNED).rights_of(stranger).refusals("x", ["hypercache://a/" + "b" * 8000])
+    assert refusal is not None
+    assert len(refusal.message) < 800
+    assert f"{FREE_ID + 15}, …" in refusal.message
+
+
 def test_where_anything_has_owners_a_purge_is_for_those_alone_who_are_named_for_it() -> None:
     assert refused(rules([], [], OWNED), ALICE, Purge())
     made = rules([], ["purge=41010"], OWNED)

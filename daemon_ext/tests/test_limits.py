@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from daemon_harness import DEADLINE_S, MIB, Client, config_for, line, running
+from daemon_harness import DEADLINE_S, MIB, Client, config_for, eventually, line, running
 from forked_daemons import BlockingClient, ForkedDaemon, Forks, daemon_forks
 from frames import bits, framed
 from gated_backend import GatedBackend
@@ -169,6 +169,35 @@ def test_a_thousand_idle_connections_cost_little_and_one_more_client_is_served_p
         assert each < 32 * 1024
         assert took_s < 1.0
         assert client.ask("ping")["status"] == "PONG"
+
+
+# -- a backend that hangs --------------------------------------------------------------------------------
+
+
+async def test_while_the_backend_hangs_for_some_all_that_needs_none_is_answered(short_dir: Path) -> None:
+    backend = GatedBackend(short_dir / "backend")
+    for number in range(6):
+        (backend.folder / f"{number}").write_bytes(b"there")
+    async with running(short_dir, own_backend=backend) as daemon:
+        readers = [await daemon.connect() for _ in range(6)]
+        writers = [await daemon.connect() for _ in range(6)]
+        backend.gate.clear()
+        for number, client in enumerate(readers):
+            await client.send(line("locate", uri=f"hypercache://{number}"))
+        for number, client in enumerate(writers):
+            await client.stage(f"hypercache://w{number}", b"bytes")
+            await client.send(line("commit_write", uri=f"hypercache://w{number}", write_through=True))
+        await eventually(lambda: (len(backend.downloads), backend.under_way) == (4, 4), "4 of each at once")
+        other = await daemon.connect()
+        for number in range(50):
+            assert (await other.ask("ping"))["status"] == "PONG"
+            await other.store(f"hypercache://mine/{number}", b"bytes")
+            assert await other.fetch(f"hypercache://mine/{number}") == b"bytes"
+            assert (await other.ask("evict", uri=f"hypercache://mine/{number}"))["status"] == "EVICTED"
+        assert not daemon.parts.handlers.counters["locate.HIT"] - 50, "the readers still wait"
+        backend.gate.set()
+        words = [(await client.receive())["status"] for client in (*readers, *writers)]
+        assert words == ["HIT"] * 6 + ["WRITECOMMITTED"] * 6
 
 
 # -- objects -------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ _SO_PEERGROUPS = 59  # Linux has it since 4.13; Python has no name for it
 _GROUPS_BYTES = 1024  # 256 groups; Python asks for no more
 _GID_BYTES = 4
 _MOST_ID = 2**32 - 2  # 2**32 - 1 means nobody in particular, to the kernel
+_SHOWN_GROUPS = 16  # a batch may be refused thousands of times over, each time with this sentence
 _GROUP_MARK = "@"
 
 
@@ -36,7 +37,9 @@ class Peer:
     gids: frozenset[int]
 
     def __str__(self) -> str:
-        return f"user {self.uid} with groups {', '.join(map(str, sorted(self.gids)))}"
+        shown = list(map(str, sorted(self.gids)[:_SHOWN_GROUPS]))
+        more = ["…"] if len(self.gids) > _SHOWN_GROUPS else []
+        return f"user {self.uid} with groups {', '.join(shown + more)}"
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from hypercache_protocol.messages import (
 from .errors import DaemonError
 from .peers import Peer, People, people
 
+_SHOWN_CHARACTERS = 256  # of a uri; the refusals of one batch are all in one reply
 _From = TypeVar("_From")
 _To = TypeVar("_To")
 
@@ -95,9 +96,13 @@ class Rights:
     def _not_an_owner(self, action: str, uri: str, prefix: str) -> DaemonError:
         return DaemonError(
             ErrorCode.FORBIDDEN,
-            f"{action}: {uri} lies under {prefix}, whose owners {self.peer} is none of; use another name, or "
-            f"ask the daemon's operator to name one of them in --owner {prefix}=…",
+            f"{action}: {_shown(uri)} lies under {prefix}, whose owners {self.peer} is none of; "
+            f"use another name, or ask the daemon's operator to name one of them in --owner {prefix}=…",
         )
+
+
+def _shown(uri: str) -> str:
+    return uri if len(uri) <= _SHOWN_CHARACTERS else uri[:_SHOWN_CHARACTERS] + "…"
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def bind(path: Path, access: Access) -> stdlib_socket.socket:
         )
     try:
         socket_folder.make(path.parent)
-        _check_folder(path.parent)
+        _check_folder(path.parent.absolute())
         _remove_stale(path)
         return _bound(path, access)
     except OSError as error:
