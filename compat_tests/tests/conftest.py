@@ -30,7 +30,7 @@ def old_clients() -> Iterator[dict[str, ScenarioProcess]]:
     with ExitStack() as stack:
         clients = {version: old_client(version) for version in OLD_CLIENT_VERSIONS}
         for client in clients.values():
-            stack.callback(client.close)
+            stack.callback(client.kill)
         yield clients
 
 
@@ -40,7 +40,7 @@ def lmcaches() -> Iterator[dict[str, ScenarioProcess]]:
     with ExitStack() as stack:
         processes = {version: lmcache_process(version) for version in LMCACHE_VERSIONS}
         for process in processes.values():
-            stack.callback(process.close)
+            stack.callback(process.kill)  # the end of an interpreter takes seconds
         yield processes
 
 

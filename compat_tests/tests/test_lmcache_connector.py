@@ -77,6 +77,17 @@ def test_mixed_sizes_in_one_batch_are_stored_found_loaded_and_deleted(
     assert connected.call("adapter.delete", names=rest) == 0
 
 
+def test_on_a_daemon_without_checksums_what_was_sealed_comes_back_right(lmcache: ScenarioProcess) -> None:
+    with running_daemon(DaemonOptions(extra=("--wire", "1.0"))) as old:
+        arguments = {"socket_path": old.socket_path, "namespace": "sealed"}
+        lmcache.call("adapter.connect", **arguments, seal_for_old_daemons=True)
+        assert lmcache.call("adapter.store", names=NAMES, sizes=SIZES)
+        assert lmcache.call("adapter.lookup", names=[*NAMES, "absent"]) == [*[True] * len(NAMES), False]
+        got = lmcache.call("adapter.load", names=NAMES, sizes=SIZES)
+        assert got == {"loaded": [True] * len(NAMES), "wrong": []}
+        lmcache.call("adapter.close")
+
+
 def test_storing_again_under_the_same_keys_succeeds(connected: ScenarioProcess) -> None:
     names, sizes = ["twice-a", "twice-b"], [5 * MIB, 4097]
     for _ in range(2):
@@ -169,6 +180,20 @@ def test_after_a_restart_of_the_daemon_every_load_is_right_and_new_stores_work(
         assert lmcache.call("adapter.store", names=["new"], sizes=[5 * MIB])
         assert lmcache.call("adapter.load", names=["new"], sizes=[5 * MIB])["loaded"] == [True]
         lmcache.call("adapter.close")
+
+
+def test_clients_of_all_sorts_at_the_same_time_get_their_own_bytes(
+    old_clients: dict[str, ScenarioProcess], lmcaches: dict[str, ScenarioProcess], daemon: DaemonProcess
+) -> None:
+    for version, client in old_clients.items():
+        prefix = f"hypercache://crowd/{version}"
+        client.begin(
+            "crowd.write_and_read", socket_path=daemon.socket_path, prefix=prefix, clients=8, rounds=20
+        )
+    for version, process in lmcaches.items():
+        process.begin("adapter.soak", socket_path=daemon.socket_path, namespace=f"crowd/{version}", rounds=6)
+    assert [client.result() for client in old_clients.values()] == [8 * 20] * 2
+    assert [process.result() for process in lmcaches.values()] == [[]] * 2
 
 
 def test_with_the_daemon_down_everything_is_a_miss_and_nothing_raises(lmcache: ScenarioProcess) -> None:

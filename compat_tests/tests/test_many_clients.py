@@ -12,20 +12,6 @@ from hypercache_compat.raw_wire import RawConnection, fetch, store
 from hypercache_compat.scenario_process import ScenarioProcess, running
 
 
-def test_clients_of_all_sorts_at_the_same_time_get_their_own_bytes(
-    old_clients: dict[str, ScenarioProcess], lmcaches: dict[str, ScenarioProcess], daemon: DaemonProcess
-) -> None:
-    for version, client in old_clients.items():
-        prefix = f"hypercache://crowd/{version}"
-        client.begin(
-            "crowd.write_and_read", socket_path=daemon.socket_path, prefix=prefix, clients=8, rounds=20
-        )
-    for version, process in lmcaches.items():
-        process.begin("adapter.soak", socket_path=daemon.socket_path, namespace=f"crowd/{version}", rounds=6)
-    assert [client.result() for client in old_clients.values()] == [8 * 20] * 2
-    assert [process.result() for process in lmcaches.values()] == [[]] * 2
-
-
 def test_a_client_killed_while_writing_leaves_the_others_and_their_uris_alone(
     old_clients: dict[str, ScenarioProcess], daemon: DaemonProcess, uri: str
 ) -> None:

@@ -35,11 +35,11 @@ def lmcache_process(version: str) -> ScenarioProcess:
     return ScenarioProcess(f"LMCache {version}", "hypercache_compat.lmcache_scenarios", _folder(version))
 
 
-def connector_spec(socket_path: str, namespace: str) -> dict[str, object]:
-    """What LMCache's configuration says to load the connector."""
+def connector_spec(socket_path: str, namespace: str, **parameters: object) -> dict[str, object]:
+    """What LMCache's configuration says to load the connector, with further `parameters` of it."""
     return {
         "type": "native_plugin",
         "module_path": "hypercache_connector",
         "class_name": "HyperCacheConnector",
-        "adapter_params": {"socket_path": socket_path, "namespace": namespace},
+        "adapter_params": {"socket_path": socket_path, "namespace": namespace, **parameters},
     }

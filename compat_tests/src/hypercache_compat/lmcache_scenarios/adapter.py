@@ -33,9 +33,10 @@ def version() -> dict[str, str]:
     return {"version": installed("lmcache"), "folder": str(Path(lmcache.__file__).parent)}
 
 
-def connect(socket_path: str, namespace: str) -> str:
-    """Make the adapter and keep it for the other scenarios; gives its class's name."""
-    spec = json.dumps(connector_spec(socket_path, namespace))
+def connect(socket_path: str, namespace: str, **parameters: object) -> str:
+    """Make the adapter and keep it for the other scenarios; gives its class's name. `parameters` are further
+    ones of the connector."""
+    spec = json.dumps(connector_spec(socket_path, namespace, **parameters))
     config = parse_args_to_l2_adapters_config(argparse.Namespace(l2_adapter=[spec]))
     _KEPT["adapter"] = create_l2_adapter(config.adapters[0])
     return type(_KEPT["adapter"]).__name__
