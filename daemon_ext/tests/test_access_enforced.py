@@ -153,7 +153,10 @@ async def test_a_batch_refuses_what_others_own_and_does_the_rest(short_dir: Path
 def test_a_wrong_rule_ends_the_daemon_before_it_touches_anything(
     short_dir: Path, setting: tuple[str, str], sentence: str
 ) -> None:
-    pool = ("--pool-dir", str(short_dir / "pool"), "--socket", str(short_dir / "run" / "s"))
+    pool = (
+        *("--pool-dir", str(short_dir / "pool"), "--ram-size", "0"),
+        *("--socket", str(short_dir / "run" / "s")),
+    )
     done = subprocess.run(
         [sys.executable, "-m", "hypercache_daemon", *pool, *setting],
         stdin=subprocess.DEVNULL,
