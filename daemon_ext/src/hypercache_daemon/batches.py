@@ -57,13 +57,14 @@ def located(store: Store, request: LocateMany) -> LocatedMany:
         layouts = pack_layouts([_layout(store, hit) for hit in hits if hit is not None])
     return LocatedMany.trusted(
         present=packed_bits(list(map(is_not, hits, repeat(None)))),  # in C: lookups spend their time here
-        verifiable=packed_bits([hit is not None and hit.checksums is not None for hit in stored]),
+        verifiable=packed_bits([hit is not None and hit.packed_checksums is not None for hit in stored]),
         layouts=layouts,
     )
 
 
 def _layout(store: Store, hit: StoredObject | StagedWrite) -> Layout:
     generation, status, checksums = 0, SyncStatus.STAGED, None
+    extents = hit.extents  # once: a stored object unpacks them at each call
     if isinstance(hit, StoredObject):
         generation, status, checksums = hit.generation, hit.announced, hit.checksums
     return Layout(
@@ -71,9 +72,9 @@ def _layout(store: Store, hit: StoredObject | StagedWrite) -> Layout:
         generation,
         status,
         hit.tier,
-        [store.path(hit.tier, extent) for extent in hit.extents],
-        [extent.offset for extent in hit.extents],
-        [extent.length for extent in hit.extents],
+        [store.path(hit.tier, extent) for extent in extents],
+        [extent.offset for extent in extents],
+        [extent.length for extent in extents],
         checksums,
     )
 
