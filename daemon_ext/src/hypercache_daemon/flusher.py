@@ -30,7 +30,9 @@ from .store import Store
 log = logging.getLogger(__name__)
 
 _LONGEST_DELAY_S = 300.0
-_SYNCING = SyncStatus.SYNCING_BACKEND  # by itself: a start asks it of every object
+# By themselves: a start compares every object with them, and a member of an enum takes long to look up.
+_COMMITTED = SyncStatus.COMMITTED
+_SYNCING = SyncStatus.SYNCING_BACKEND
 
 
 class Flusher:
@@ -88,7 +90,7 @@ class Flusher:
     async def run(self) -> None:
         """Work until cancelled. Everything that is dirty at the start is submitted first."""
         for stored in self._store.cache.objects():
-            if stored.state is SyncStatus.COMMITTED:
+            if stored.state is _COMMITTED:
                 self.submit(stored.uri)
         async with trio.open_nursery() as nursery:
             for _ in range(self._parallel):

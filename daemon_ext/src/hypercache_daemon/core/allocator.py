@@ -201,13 +201,12 @@ class Allocator:
 
     def _pieces(self, extent: Extent) -> tuple[_Piece, ...]:
         """An extent cut at the slots' edges: chunks made with another first offset may lie across one."""
-        length = extent.length
-        block, misaligned = divmod(extent.offset, ALIGNMENT)
-        if misaligned or not 0 < length <= CHUNK_SIZE:
+        index, offset, length = extent
+        if offset % ALIGNMENT or not 0 < length <= CHUNK_SIZE:
             raise ValueError(f"{extent}: not 1 to {CHUNK_SIZE} bytes at a multiple of {ALIGNMENT}")
-        block -= self._first_block
-        device = self._device(extent.device)
-        slot, first = divmod(block, SLOT_BLOCKS)
+        device = self._device(index)
+        block = offset // ALIGNMENT - self._first_block
+        slot, first = block // SLOT_BLOCKS, block % SLOT_BLOCKS
         end = first - (-length // ALIGNMENT)
         if block < 0 or slot * SLOT_BLOCKS + end > device.space.block_count:
             raise ValueError(f"{extent}: outside of the device's usable space")
