@@ -12,6 +12,9 @@ PYTEST_ARGS ?=
 SECONDS ?= 60
 # Byte code is made when a module is first imported: most of what LMCache brings along never is.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+# No configuration: it names every package, and would warn of those that these tests don't import.
+COVERAGE_OF := --cov-branch --cov-config=/dev/null --cov-report=term:skip-covered --cov-fail-under=100 --cov
 
 export LMCACHE_TRACK_USAGE := false
 export LMCACHE_DISABLE_BANNER := 1
@@ -22,8 +25,14 @@ demo: $(STAMP)
 	@$(BIN)/python -m hypercache_compat.demo
 
 test: check
-	@echo "== tests =="
-	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+ifeq ($(PYTEST_ARGS),)
+	@echo "== tests of the protocol, which must reach every branch of it =="
+	@$(PYTEST) protocol/tests $(COVERAGE_OF)=hypercache_protocol
+	@echo "== all other tests =="
+	@$(PYTEST) daemon_ext/tests connector/tests compat_tests/tests
+else
+	@$(PYTEST) $(PYTEST_ARGS)
+endif
 
 check: $(STAMP)
 	@echo "== lint, format, types, import contracts =="
