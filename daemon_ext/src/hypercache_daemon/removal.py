@@ -57,8 +57,7 @@ class Remover:
 
     async def purge(self) -> int:
         """Delete every committed object; returns how many. Staged writes are not objects and stay."""
-        uris = [stored.uri for stored in self._store.cache.objects()]
-        batches = iter(uris)
+        batches = iter(self._store.cache.uris())
         removed = 0
         while batch := list(islice(batches, _PURGE_BATCH)):
             async with self._store.locks.hold_all(batch):
@@ -83,6 +82,8 @@ class Remover:
 
     async def make_object_room(self, count: int) -> None:
         """Evict until `count` more objects may be kept, as far as that goes; from the fullest pool first."""
+        if self.object_room() >= count:
+            return
         pools = self._store.cache.pools
         for tier in sorted(pools, key=lambda tier: sum(pools[tier].counts.values()), reverse=True):
             while (missing := count - self.object_room()) > 0:
