@@ -38,7 +38,7 @@ def test_idle_connections_are_kept_unless_the_operator_says_otherwise(short_dir:
 async def test_a_connection_on_which_nothing_is_asked_is_closed_without_a_word_and_others_are_not(
     short_dir: Path,
 ) -> None:
-    async with running(short_dir, idle_timeout_s=0.5) as daemon:
+    async with running(short_dir, idle_timeout_s=1.0) as daemon:
         silent, half, busy = [await daemon.connect() for _ in range(3)]
         await half.send(PING + PING[:9])
         assert (await half.receive())["status"] == "PONG"
@@ -53,17 +53,17 @@ async def test_a_connection_on_which_nothing_is_asked_is_closed_without_a_word_a
 async def test_who_waits_for_an_answer_is_not_idle(short_dir: Path, is_framed: bool) -> None:
     backend = GatedBackend(short_dir / "backend")
     (backend.folder / "a").write_bytes(b"bytes")
-    async with running(short_dir, own_backend=backend, idle_timeout_s=0.2) as daemon:
+    async with running(short_dir, own_backend=backend, idle_timeout_s=1.0) as daemon:
         client = await framed(daemon) if is_framed else await daemon.connect()
         backend.gate.clear()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_open_after, 1.0, backend)
+            nursery.start_soon(_open_after, 2.5, backend)
             assert (await client.ask("locate", uri="hypercache://a"))["status"] == "HIT"
         assert daemon.parts.server.idle_closed == 0
 
 
 async def _open_after(seconds: float, backend: GatedBackend) -> None:
-    await trio.sleep(seconds)  # several times the idle time, which must pass for the test to mean anything
+    await trio.sleep(seconds)  # more than twice the idle time, which must pass for the test to mean anything
     backend.gate.set()
 
 
