@@ -85,7 +85,7 @@ class HyperCacheConnector:
             self._engine.client,
             settings.timeout_s,
             self._ready,
-            uris=lambda operation: self._mapping.uris(operation.keys),
+            uris=lambda operation: self._mapping.split(operation.keys),
             answered=self._looked_up,
             handed_back=self._handed_back,
         )

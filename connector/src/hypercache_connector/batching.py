@@ -99,8 +99,21 @@ def presence_batches(uris: Sequence[str], limits: HelloLimits) -> Iterator[Batch
     most = max(1, min(limits.max_batch, (limits.max_request_bytes - _FRAME_BYTES) // longest_bytes))
     for start in range(0, len(uris), most):
         part = uris[start : start + most]
-        prefix, suffixes = shared_prefix(part)
-        yield Batch(LocateMany.trusted(prefix=prefix, suffixes=suffixes), start, len(part))
+        yield _presence_of(*shared_prefix(part), start)
+
+
+def presence_batch(prefix: str, suffixes: tuple[str, ...], limits: HelloLimits) -> Batch | None:
+    """The same as one request, with what the uris begin with and the rest of each; None where it may take
+    more than one."""
+    characters = len(prefix) + sum(map(len, suffixes))
+    size_bytes = _FRAME_BYTES + _ITEM_BYTES * len(suffixes) + _CHARACTER_BYTES * characters
+    if not suffixes or len(suffixes) > limits.max_batch or size_bytes > limits.max_request_bytes:
+        return None
+    return _presence_of(prefix, suffixes, 0)
+
+
+def _presence_of(prefix: str, suffixes: tuple[str, ...], start: int) -> Batch:
+    return Batch(LocateMany.trusted(prefix=prefix, suffixes=suffixes), start, len(suffixes))
 
 
 # -- joining -------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from hypercache_protocol.negotiation import spoken
 from hypercache_protocol.session import DEFAULT_LIMITS
 from hypercache_protocol.versions import features_of
 
-from .batching import Batch, batched, presence_batches, replies_of
+from .batching import Batch, batched, presence_batch, presence_batches, replies_of
 from .layouts import doubt_about, refusal
 from .outcomes import Outcome
 
@@ -198,16 +198,14 @@ class Connection:
         """The socket's descriptor."""
         return self._socket.fileno()
 
-    def post_lookup(self, uris: Sequence[str]) -> Posted | None:
-        """A lookup of `uris` to be sent; None where that takes more than one frame.
+    def post_lookup(self, prefix: str, suffixes: tuple[str, ...]) -> Posted | None:
+        """A lookup to be sent, of uris that begin with `prefix`; None where it may take more than one frame.
 
         Raises:
             LocalProtocolError: the wire can't carry it.
         """
-        batches = list(presence_batches(uris, self._limits)) if self._limits else []
-        if len(batches) != 1:
-            return None
-        return Posted(*self._session.send_request(batches[0].request), batches[0])
+        batch = presence_batch(prefix, suffixes, self._limits) if self._limits else None
+        return Posted(*self._session.send_request(batch.request), batch) if batch else None
 
     def send_now(self, data: bytes | bytearray | memoryview) -> int:
         """How many bytes the kernel took at once.

@@ -43,14 +43,19 @@ class UriMapping:
 
     def uris(self, keys: Sequence[str]) -> list[str]:
         """The uri of each key, in order."""
+        prefix, suffixes = self.split(keys)
+        return [prefix + suffix for suffix in suffixes]
+
+    def split(self, keys: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """The same as what all of them begin with and the rest of each."""
         # Each character is encoded by itself, so a key may be cut anywhere. What LMCache's keys of one batch
         # don't share are hashes, which stay as they are.
         shared, rests = shared_prefix(keys)
-        stem = self._plain + _encoded(shared)
-        longest = len(stem) + max(map(len, rests), default=0)
+        prefix = self._plain + _encoded(shared)
+        longest = len(prefix) + max(map(len, rests), default=0)
         if longest > _LONGEST_URI_BYTES or not _stays_as_it_is("".join(rests)):
-            return [self.uri(key) for key in keys]
-        return [stem + rest for rest in rests]
+            return shared_prefix([self.uri(key) for key in keys])
+        return prefix, rests
 
 
 def _stays_as_it_is(text: str) -> bool:

@@ -55,14 +55,14 @@ class LookupLane(Generic[T]):
         timeout_s: float,
         ready: select.epoll,
         *,
-        uris: Callable[[T], Sequence[str]],
+        uris: Callable[[T], tuple[str, tuple[str, ...]]],
         answered: Callable[[T, list[Outcome]], None],
         handed_back: Callable[[T], None],
     ) -> None:
         """
         Args:
             ready: becomes readable when `take` has something to do.
-            uris: what a task looks up, at most MOST_KEYS of them.
+            uris: what a task looks up, as what the uris begin with and the rest of each.
             answered: is told each task's outcomes, one for each of its uris.
             handed_back: is given each task that must go the ordinary way.
         """
@@ -120,7 +120,7 @@ class LookupLane(Generic[T]):
             if connection is None or not self._has_room(connection):
                 return False
             try:
-                posted = connection.post_lookup(self._uris(task))
+                posted = connection.post_lookup(*self._uris(task))
                 if posted is None:
                     return False
                 self._send(connection, posted.data)
