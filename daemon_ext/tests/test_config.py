@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import re
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,15 @@ def test_the_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> Non
     text = capsys.readouterr().out
     for name in Config.model_fields:
         assert f"--{name.replace('_', '-')}" in text
+
+
+def test_the_version_names_the_wires_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(
+        r"hypercached \d+\.\d+\.\d+\S* \(speaks wire 1\.0, 1\.1, 2\.0\)\n", capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(

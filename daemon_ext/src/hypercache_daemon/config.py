@@ -7,6 +7,7 @@ import grp
 import math
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -171,6 +172,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="hypercached",
         description="HyperCache's control plane: answers over a Unix socket where an object's bytes lie.",
     )
+    wires = ", ".join(map(str, RELEASED))
+    version = f"hypercached {distribution_version('hypercache-ext')} (speaks wire {wires})"
+    parser.add_argument("--version", action="version", version=version)
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with any of these settings")
     for name, info in Config.model_fields.items():
         flag = "--" + name.replace("_", "-")
