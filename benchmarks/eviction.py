@@ -1,6 +1,6 @@
 """How many block look-ups hit under each eviction policy, and what the daemon's policies cost.
 
-    python benchmarks/eviction.py TRACE [--part 1/2] [--sizes 2 5 10 20 40]
+    python benchmarks/eviction.py TRACE [--part 1/2] [--sizes 2 5 10 20 40] [--full-blocks]
     python benchmarks/eviction.py --made-up SEED [--requests 12000]
     python benchmarks/eviction.py --cost [--keys 1000000]
 
@@ -220,6 +220,11 @@ def main() -> None:
     parser.add_argument(
         "--sizes", type=float, nargs="+", default=SIZES, help="percent of the distinct blocks"
     )
+    parser.add_argument(
+        "--full-blocks",
+        action="store_true",
+        help="leave out each request's last block, as a store of full ones",
+    )
     parser.add_argument("--requests", type=int, default=12_000, help="length of a made-up trace")
     parser.add_argument("--keys", type=int, default=1_000_000, help="keys that a policy holds, for --cost")
     arguments = parser.parse_args()
@@ -229,6 +234,8 @@ def main() -> None:
     try:
         made = arguments.made_up is not None
         trace = made_up(arguments.made_up, arguments.requests) if made else read_mooncake(arguments.trace)
+        if arguments.full_blocks:
+            trace = [batch[:-1] for batch in trace if len(batch) > 1]
         print_hit_ratios(part_of(trace, arguments.part), arguments.sizes)
     except TraceError as error:
         sys.exit(f"error: {error}")

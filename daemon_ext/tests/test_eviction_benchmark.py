@@ -190,6 +190,11 @@ def test_the_command_takes_a_part_of_the_trace(tmp_path: Path) -> None:
         assert run(path, "--part", part).stdout.startswith(counts)
 
 
+def test_the_command_can_leave_out_last_blocks(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.jsonl", [[1, 2, 3], [4], [1, 2, 5]])
+    assert run(path, "--full-blocks").stdout.startswith("2 requests, 4 look-ups of 2 distinct blocks")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
