@@ -42,6 +42,7 @@ _MOST_ENDS = 4096
 """Missing ends that are remembered until they are stored."""
 
 _FEW = 64
+"""Keys, by which bounds that follow the number of keys present exceed it."""
 
 
 class _Run:
