@@ -11,6 +11,7 @@ from hypercache_daemon.core.cache import Cache, StageOptions, Times
 from hypercache_daemon.core.eviction import Lru
 from hypercache_daemon.core.objects import NoSpace, StagedWrite
 from hypercache_daemon.core.pool import Pool
+from hypercache_daemon.core.records import record_of
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import StateEvent, SyncStatus
 
@@ -91,7 +92,7 @@ def test_only_a_client_that_asked_for_local_only_is_told_of_it() -> None:
 def loaded_again(cache: Cache, uris: list[str]) -> Cache:
     """A new cache with the objects of another, read from the catalog in this order."""
     again = cache_of([])
-    again.load([stored for uri in uris if (stored := cache.get(uri)) is not None])
+    again.load({uri: record_of(stored) for uri in uris if (stored := cache.get(uri)) is not None})
     return again
 
 
@@ -124,5 +125,6 @@ def test_a_catalog_in_which_a_block_has_two_owners_is_refused() -> None:
     first, second = cache.get("0"), cache.get("1")
     assert first is not None
     assert second is not None
+    places = {"packed_extents": first.packed_extents}
     with pytest.raises(ValueError, match="1048576 bytes at 0: a block is allocated already"):
-        cache_of([]).load([first, replace(second, packed_extents=first.packed_extents)])
+        cache_of([]).load({"0": record_of(first), "1": record_of(replace(second, generation=7, **places))})

@@ -21,6 +21,7 @@ from hypercache_daemon.core.eviction import Lru
 from hypercache_daemon.core.objects import Hold, NoSpace, StagedWrite, StoredObject
 from hypercache_daemon.core.pool import Pool
 from hypercache_daemon.core.ram import RamAllocator
+from hypercache_daemon.core.records import record_of
 from hypercache_protocol.fields import CHUNK_SIZE, Tier
 from hypercache_protocol.states import StateEvent, SyncStatus
 
@@ -238,7 +239,7 @@ class CacheMachine(RuleBasedStateMachine):
         before = self.objects.get(staged.uri)
         checksums = tuple(range(len(write.extents))) if with_checksums else None
         stored = self.cache.plan_commit(staged, event, checksums=checksums, sha256="f" * 64)
-        assert self.cache.get(staged.uri) is before, "a plan changes nothing"
+        assert self.cache.get(staged.uri) == before, "a plan changes nothing"
         assert stored.extents == tuple(write.extents)
         assert (stored.uri, stored.size_bytes, stored.tier) == (staged.uri, write.size_bytes, staged.tier)
         assert stored.checksums == checksums
@@ -357,7 +358,10 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self.epoch += 1
         self.cache = self.new_cache()
-        self.cache.load(list(self.objects.values()))
+        self.cache.load({uri: record_of(stored) for uri, stored in self.objects.items()})
+        for uri, stored in self.objects.items():
+            if stored.state is SyncStatus.SYNCING_BACKEND:  # that upload was cut off
+                self.objects[uri] = replace(stored, state=SyncStatus.COMMITTED)
         for tier in self.tiers.values():
             tier.retired += tier.parked.values()
             tier.parked.clear()

@@ -7,6 +7,7 @@ import resource
 import shutil
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from hypercache_daemon.catalog import SCHEMA_VERSION, Catalog, CatalogError
 from hypercache_daemon.catalog_rows import AddHold, Delete, DropHold, Put
 from hypercache_daemon.core.extents import Extent, packed
 from hypercache_daemon.core.objects import StoredObject, packed_checksums
+from hypercache_daemon.core.records import STATES, stored_of
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
@@ -53,7 +55,8 @@ async def running(path: Path) -> AsyncIterator[Catalog]:
 def read(path: Path, pool_id: str = POOL) -> tuple[list[StoredObject], list[AddHold]]:
     """What a new start finds: objects in the order of their commits, holds in that of their ids."""
     with closing(Catalog.open(path, pool_id)) as catalog:
-        objects = sorted(catalog.objects(), key=lambda stored: stored.generation)
+        found = [stored_of(uri, record) for uri, record in catalog.records().items()]
+        objects = sorted(found, key=lambda stored: stored.generation)
         return objects, sorted(catalog.holds(), key=lambda hold: (hold.hold_id, hold.part))
 
 
@@ -97,7 +100,7 @@ OBJECTS = st.builds(
     EXTENTS.map(packed),
     st.none() | st.lists(st.integers(0, 2**32 - 1), max_size=5).map(packed_checksums),
     st.integers(0, 2**63 - 1),
-    st.sampled_from([state for state in SyncStatus if state is not SyncStatus.STAGED]),
+    st.sampled_from(STATES),
     st.booleans(),
     st.none() | st.text("0123456789abcdef", min_size=64, max_size=64),
     st.booleans(),
@@ -131,6 +134,12 @@ async def test_an_object_is_replaced_and_forgotten_by_its_uri() -> None:
             await catalog.write([Put(an_object("a", 3)), Delete("b")])
         objects, _ = read(path)
     assert objects == [an_object("a", 3)]
+
+
+def test_an_upload_that_a_restart_cuts_off_is_to_be_done() -> None:
+    with made() as path:
+        filled(path, [an_object(state=SyncStatus.SYNCING_BACKEND)])
+        assert read(path)[0] == [an_object(state=SyncStatus.COMMITTED)]
 
 
 async def test_dropping_a_hold_drops_all_its_parts() -> None:
@@ -234,17 +243,17 @@ async def test_a_write_after_the_end_fails_instead_of_waiting_for_ever() -> None
 
 
 async def test_a_fault_in_a_transaction_reaches_those_who_wait_for_it() -> None:
-    too_large = an_object(generation=1 << 70)  # no SQLite integer: a fault of the caller, not of the disk
+    too_large = an_object(generation=1 << 70)  # fits in no record: a fault of the caller, not of the disk
     with made() as path:
         catalog = Catalog.open(path, POOL)
         async with trio.open_nursery() as nursery:
-            await nursery.start(ends_with_overflow, catalog)
+            await nursery.start(ends_with_the_fault, catalog)
             with trio.fail_after(5), pytest.raises(CatalogError):
                 await catalog.write([Put(too_large)])
 
 
-async def ends_with_overflow(catalog: Catalog, task_status: trio.TaskStatus[None]) -> None:
-    with pytest.raises(OverflowError):
+async def ends_with_the_fault(catalog: Catalog, task_status: trio.TaskStatus[None]) -> None:
+    with pytest.raises(struct.error):
         await catalog.run(task_status=task_status)
 
 
@@ -384,12 +393,17 @@ def cells(database: bytes, page_start: int) -> int:
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE objects SET extents=(SELECT extents FROM objects WHERE generation=1) WHERE generation=2",
-        "UPDATE objects SET size_bytes=6 WHERE generation=2",
-        "UPDATE objects SET state='SYNCED_BACKEND' WHERE generation=2",
-        "UPDATE objects SET state='UNHEARD_OF' WHERE generation=2",
-        "UPDATE objects SET extents='text' WHERE generation=2",
-        "UPDATE objects SET crc=0 WHERE generation=2",
+        "UPDATE objects SET record=(SELECT record FROM objects WHERE uri LIKE '%1') WHERE uri LIKE '%2'",
+        "UPDATE objects SET record=(SELECT record FROM objects WHERE uri LIKE '%1'),"
+        " crc=(SELECT crc FROM objects WHERE uri LIKE '%1') WHERE uri LIKE '%2'",
+        "UPDATE objects SET record=substr(record, 1, 20) WHERE uri LIKE '%2'",
+        "UPDATE objects SET record=CAST(record || x'00' AS BLOB) WHERE uri LIKE '%2'",
+        "UPDATE objects SET record=x'' WHERE uri LIKE '%2'",
+        "UPDATE objects SET record='text' WHERE uri LIKE '%2'",
+        "UPDATE objects SET record=7 WHERE uri LIKE '%2'",
+        "UPDATE objects SET uri='hypercache://object/another' WHERE uri LIKE '%2'",
+        "UPDATE objects SET crc=0 WHERE uri LIKE '%2'",
+        "UPDATE objects SET crc='text' WHERE uri LIKE '%2'",
         "UPDATE holds SET writer=2",
         "DELETE FROM meta WHERE name='schema'",
         "UPDATE meta SET value='x' WHERE name='epoch'",
@@ -432,7 +446,7 @@ def test_a_catalog_of_a_build_that_was_never_released_is_refused_with_the_way_ou
 def test_one_changed_row_among_many_is_refused_by_its_name(damaged: int) -> None:
     with made() as path:
         filled(path, many(1200))
-        change(path, f"UPDATE objects SET pinned=1 WHERE generation={damaged + 1}")
+        change(path, f"UPDATE objects SET record=zeroblob(48) WHERE uri LIKE '%/{damaged:04}'")
         assert f"'hypercache://object/{damaged:04}' is not as it was written" in refusal(path)
 
 
@@ -529,7 +543,7 @@ def test_a_catalog_that_may_be_replaced_leaves_nothing_of_the_old_one() -> None:
         path.with_name("c.sqlite-wal").write_bytes(b"old log")
         Catalog.create(path, "q" * 32, replace=True)
         with closing(Catalog.open(path, "q" * 32)) as catalog:
-            assert (catalog.objects(), catalog.epoch) == ([], 1)
+            assert (catalog.records(), catalog.epoch) == ({}, 1)
 
 
 @pytest.mark.parametrize("make", [Path.touch, Path.mkdir])

@@ -19,7 +19,7 @@ import pytest
 from daemon_harness import MIB, pattern, read_layout, write_layout
 from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Message, daemon_forks
 
-from hypercache_daemon.catalog_rows import AddHold, hold_row, sealed
+from hypercache_daemon.catalog_rows import AddHold, hold_row
 from hypercache_daemon.core.allocator import Extent
 from hypercache_protocol.fields import Tier
 
@@ -184,7 +184,7 @@ def test_a_catalog_that_does_not_fit_the_devices_is_refused(forks: Forks, short_
         daemon.wait()
     hold = AddHold("x", Tier.NVME, (Extent(0, place["offset"], 4096),), writer=True)
     connection = sqlite3.connect(short_dir / "pool" / "catalog.sqlite")
-    connection.execute("INSERT INTO holds VALUES (?, ?, ?, ?, ?, ?)", sealed(hold_row(hold)))
+    connection.execute("INSERT INTO holds VALUES (?, ?, ?, ?, ?, ?)", hold_row(hold))
     connection.commit()
     connection.close()
     sentence = sentence_of(forks.start(short_dir, arguments(short_dir)))

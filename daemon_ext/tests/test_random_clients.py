@@ -20,6 +20,7 @@ from gated_backend import GatedBackend
 
 from hypercache_daemon.catalog import Catalog
 from hypercache_daemon.core.objects import StoredObject
+from hypercache_daemon.core.records import stored_of
 from hypercache_protocol.states import SyncStatus
 
 URIS = [f"hypercache://random/{number}" for number in range(12)]
@@ -141,7 +142,7 @@ async def test_random_clients_get_no_wrong_byte_and_leave_everything_in_order(
         no_block_twice(daemon)
     kept = as_in_catalog(daemon)
     with closing(Catalog.open(short_dir / "pool" / "catalog.sqlite", pool_id(short_dir))) as catalog:
-        assert sorted(catalog.objects(), key=lambda stored: stored.uri) == kept
+        assert [stored_of(uri, record) for uri, record in sorted(catalog.records().items())] == kept
     async with running(short_dir, own_backend=backend, pool_size=66 * MIB, **settings) as daemon:
         assert as_in_catalog(daemon) == kept
         no_block_twice(daemon)

@@ -12,6 +12,7 @@ import pytest
 from daemon_harness import CHUNK, MIB, Client, Daemon, line, pattern, read_layout, running, write_layout
 
 from hypercache_daemon.connection import ConnectionLimits
+from hypercache_daemon.core.objects import packed_checksums
 from hypercache_protocol.session import Limits
 
 EVERY_WIRE = pytest.mark.parametrize("wire", ["1.0", "1.1", "2.0"])
@@ -388,7 +389,7 @@ def break_layout(daemon: Daemon, uri: str) -> None:
     cache = daemon.parts.store.cache
     stored = cache.get(uri)
     assert stored is not None
-    cache.apply_change(replace(stored, checksums=(1, 2, 3)))
+    cache.apply_change(replace(stored, packed_checksums=packed_checksums((1, 2, 3))))
 
 
 async def test_many_requests_in_one_piece_are_answered_in_order(short_dir: Path) -> None:

@@ -17,6 +17,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,28 +31,23 @@ from .catalog_rows import (
     Delete,
     DropHold,
     Put,
-    check_seals,
     hold_row,
     object_row,
     read_holds,
-    read_objects,
-    sealed,
+    read_records,
 )
-from .core.objects import StoredObject
 
 log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 2
 _OLDEST_SCHEMA = 2  # the first that was released
 _ROWS_TOGETHER = 500  # few enough to stay in the processor's cache from one step to the next
-_Row = TypeVar("_Row")
+_Made = TypeVar("_Made")
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE objects (
-    uri TEXT PRIMARY KEY, generation INTEGER NOT NULL, state TEXT NOT NULL, tier TEXT NOT NULL,
-    size_bytes INTEGER NOT NULL, pinned INTEGER NOT NULL, announce_committed INTEGER NOT NULL,
-    extents BLOB NOT NULL, checksums BLOB, sha256 TEXT, crc INTEGER NOT NULL
+    uri TEXT PRIMARY KEY, record BLOB NOT NULL, crc INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE holds (
     hold_id TEXT NOT NULL, part INTEGER NOT NULL, tier TEXT NOT NULL, extents BLOB NOT NULL,
@@ -134,22 +130,23 @@ class Catalog:
                 connection.execute("UPDATE meta SET value=? WHERE name='epoch'", (str(epoch),))
             return cls(connection, path, epoch)
 
-    def objects(self) -> list[StoredObject]:
-        """Every object, in no promised order."""
-        return self._read(f"SELECT {OBJECT_COLUMNS} FROM objects", read_objects)
+    def records(self) -> dict[str, bytes]:
+        """The record of every object by uri, in no promised order."""
+        found: dict[str, bytes] = {}
+        for group in self._read(f"SELECT {OBJECT_COLUMNS} FROM objects", read_records):
+            found.update(group)
+        return found
 
     def holds(self) -> list[AddHold]:
         """Every hold that a daemon before this one left."""
-        return self._read(f"SELECT {HOLD_COLUMNS} FROM holds", read_holds)
+        return list(chain.from_iterable(self._read(f"SELECT {HOLD_COLUMNS} FROM holds", read_holds)))
 
-    def _read(self, query: str, made_of: Callable[[list[Any]], list[_Row]]) -> list[_Row]:
-        found: list[_Row] = []
+    def _read(self, query: str, made_of: Callable[[list[Any]], _Made]) -> Iterator[_Made]:
+        """What `made_of` makes of the rows, some hundred at a time."""
         try:
             cursor = self._connection.execute(query)
             while rows := cursor.fetchmany(_ROWS_TOGETHER):
-                check_seals(rows)
-                found += made_of(rows)
-            return found
+                yield made_of(rows)
         except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
             raise CatalogError(f"the catalog {self.path} is damaged: {error}; {_WAY_OUT}") from error
 
@@ -360,17 +357,17 @@ def _check(connection: sqlite3.Connection, path: Path, pool_id: str) -> None:
         raise CatalogError(f"the catalog {path} is damaged ({problem}); {_WAY_OUT}")
 
 
-_PUT = f"INSERT OR REPLACE INTO objects ({OBJECT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_PUT = f"INSERT OR REPLACE INTO objects ({OBJECT_COLUMNS}) VALUES (?, ?, ?)"
 _ADD_HOLD = f"INSERT OR REPLACE INTO holds ({HOLD_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
 
 
 def _apply_one(connection: sqlite3.Connection, change: Change) -> None:
     match change:
         case Put(stored):
-            connection.execute(_PUT, sealed(object_row(stored)))
+            connection.execute(_PUT, object_row(stored))
         case Delete(uri):
             connection.execute("DELETE FROM objects WHERE uri=?", (uri,))
         case AddHold():
-            connection.execute(_ADD_HOLD, sealed(hold_row(change)))
+            connection.execute(_ADD_HOLD, hold_row(change))
         case DropHold(hold_id):
             connection.execute("DELETE FROM holds WHERE hold_id=?", (hold_id,))

@@ -6,17 +6,17 @@ Every row carries a CRC-32 of its values: SQLite notices a torn page, but not a 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack
 
 from hypercache_protocol.fields import Tier
-from hypercache_protocol.states import SyncStatus
 
 from .core.extents import Extent, packed, unpacked
-from .core.objects import StoredObject, stored_objects
+from .core.objects import StoredObject
+from .core.records import record_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,73 +59,52 @@ class DropHold:
 
 Change = Put | Delete | AddHold | DropHold
 
-OBJECT_COLUMNS = (
-    "uri, generation, state, tier, size_bytes, pinned, announce_committed, extents, checksums, sha256, crc"
-)
+OBJECT_COLUMNS = "uri, record, crc"
 _TIERS = {tier.value: tier for tier in Tier}
-_STATES = {state.value: state for state in SyncStatus}
 
 HOLD_COLUMNS = "hold_id, part, tier, extents, writer, crc"
 
 
 def object_row(stored: StoredObject) -> tuple[object, ...]:
-    """An object's values, in the order of OBJECT_COLUMNS."""
-    return (
-        stored.uri,
-        stored.generation,
-        stored.state.value,
-        stored.tier.value,
-        stored.size_bytes,
-        int(stored.pinned),
-        int(stored.announce_committed),
-        stored.packed_extents,
-        stored.packed_checksums,
-        stored.sha256,
-    )
+    """An object's row, in the order of OBJECT_COLUMNS."""
+    record = record_of(stored)
+    return (stored.uri, record, _record_crc(stored.uri, record))
+
+
+def read_records(rows: Sequence[tuple[str, bytes, int]]) -> Iterable[tuple[str, bytes]]:
+    """The uri and the record of each object. ValueError where a row is not as it was written."""
+    uris, records, crcs = zip(*rows, strict=True)
+    # In C from end to end: a start does this for every object.
+    seen = tuple(map(zlib.crc32, records, map(zlib.crc32, map(str.encode, uris))))
+    if seen != crcs:
+        raise _changed(next(uri for uri, crc, was in zip(uris, seen, crcs, strict=True) if crc != was))
+    return zip(uris, records, strict=True)
 
 
 def hold_row(hold: AddHold) -> tuple[object, ...]:
-    """A hold's values, in the order of HOLD_COLUMNS."""
-    return (hold.hold_id, hold.part, hold.tier.value, packed(hold.extents), int(hold.writer))
-
-
-def sealed(row: tuple[object, ...]) -> tuple[object, ...]:
-    """The values and their CRC-32."""
-    return (*row, zlib.crc32(msgpack.packb(row)))
-
-
-def check_seals(rows: Sequence[tuple[Any, ...]]) -> None:
-    """ValueError where a row is not as it was sealed; it names the first of them."""
-    pack = msgpack.Packer().pack
-    seals = [zlib.crc32(pack(row[:-1])) for row in rows]
-    for row, seal in zip(rows, seals, strict=True):
-        if row[-1] != seal:
-            raise ValueError(f"the row of {row[0]!r} is not as it was written")
+    """A hold's row, in the order of HOLD_COLUMNS."""
+    values = (hold.hold_id, hold.part, hold.tier.value, packed(hold.extents), int(hold.writer))
+    return (*values, _values_crc(values))
 
 
 def read_holds(rows: Sequence[tuple[Any, ...]]) -> list[AddHold]:
-    """The holds of these rows."""
+    """The holds of these rows. ValueError where a row is not as it was written."""
+    for hold_id, *others, crc in rows:
+        if _values_crc((hold_id, *others)) != crc:
+            raise _changed(hold_id)
     return [
         AddHold(hold_id, _TIERS[tier], unpacked(extents), bool(writer), part)
         for hold_id, part, tier, extents, writer, _ in rows
     ]
 
 
-def read_objects(rows: Sequence[tuple[Any, ...]]) -> list[StoredObject]:
-    """The objects of these rows."""
-    columns = zip(*rows, strict=True)
-    uri, generation, state, tier, size_bytes, pinned, announce, extents, checksums, sha256, _ = columns
-    return stored_objects(
-        (
-            uri,
-            map(_TIERS.__getitem__, tier),
-            size_bytes,
-            extents,
-            checksums,
-            generation,
-            map(_STATES.__getitem__, state),
-            map(bool, pinned),
-            sha256,
-            map(bool, announce),
-        )
-    )
+def _record_crc(uri: str, record: bytes) -> int:
+    return zlib.crc32(record, zlib.crc32(uri.encode()))
+
+
+def _values_crc(values: tuple[object, ...]) -> int:
+    return zlib.crc32(msgpack.packb(values))
+
+
+def _changed(name: str) -> ValueError:
+    return ValueError(f"the row of {name!r} is not as it was written")

@@ -13,7 +13,6 @@ import logging
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 
 import trio
 
@@ -30,9 +29,6 @@ from .store import Store
 log = logging.getLogger(__name__)
 
 _LONGEST_DELAY_S = 300.0
-# By themselves: a start compares every object with them, and a member of an enum takes long to look up.
-_COMMITTED = SyncStatus.COMMITTED
-_SYNCING = SyncStatus.SYNCING_BACKEND
 
 
 class Flusher:
@@ -89,9 +85,8 @@ class Flusher:
 
     async def run(self) -> None:
         """Work until cancelled. Everything that is dirty at the start is submitted first."""
-        for stored in self._store.cache.objects():
-            if stored.state is _COMMITTED:
-                self.submit(stored.uri)
+        for uri in self._store.cache.uris(SyncStatus.COMMITTED):
+            self.submit(uri)
         async with trio.open_nursery() as nursery:
             for _ in range(self._parallel):
                 nursery.start_soon(self._work_off, nursery)
@@ -194,10 +189,3 @@ class Flusher:
         else:
             self.failed_uploads += 1
             self.last_error = problem
-
-
-def as_loaded(stored: StoredObject) -> StoredObject:
-    """An object as it is after a restart: an upload that was under way begins again."""
-    if stored.state is _SYNCING:
-        return replace(stored, state=SyncStatus.COMMITTED)
-    return stored

@@ -57,8 +57,7 @@ class Remover:
 
     async def purge(self) -> int:
         """Delete every committed object; returns how many. Staged writes are not objects and stay."""
-        uris = [stored.uri for stored in self._store.cache.objects()]
-        batches = iter(uris)
+        batches = iter(self._store.cache.uris())
         removed = 0
         while batch := list(islice(batches, _PURGE_BATCH)):
             async with self._store.locks.hold_all(batch):

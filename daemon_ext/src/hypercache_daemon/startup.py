@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from .core.eviction_return_rate import ReturnRate
 from .core.objects import Hold, StoredObject
 from .core.pool import Pool
 from .core.ram import RamAllocator
-from .flusher import as_loaded
+from .core.records import of_tier
 
 log = logging.getLogger(__name__)
 
@@ -99,18 +99,19 @@ def _load(
     ram_files: devices.RamFiles | None,
     now: float,
 ) -> Opened:
-    objects = [as_loaded(stored) for stored in catalog.objects()]
+    records = catalog.records()
     holds = catalog.holds()
-    lost = _lost_objects(ram_files, objects)
-    kept = [stored for stored in objects if stored.uri not in lost] if lost else objects
+    lost = _lost_objects(ram_files, of_tier(records, Tier.RAM))
+    for stored in lost:
+        del records[stored.uri]
     cache = Cache(_pools(config, pool, catalog, ram_files), catalog.epoch, _times(config))
     # RAM files that no object owns were swept, and their names never come again: nothing to hold back.
     ram_holds = [hold for hold in holds if hold.tier is Tier.RAM]
-    _fill(cache, catalog, kept, [hold for hold in holds if hold.tier is Tier.NVME], now, config)
+    _fill(cache, catalog, records, [hold for hold in holds if hold.tier is Tier.NVME], now, config)
     _forget(catalog, lost, ram_holds)
-    log.info("loaded %d objects; %d are lost with their RAM files", len(kept), len(lost))
-    if lost:
-        dirty = sum(stored.uri in lost and stored.state in DIRTY for stored in objects)
+    log.info("loaded %d objects; %d are lost with their RAM files", len(records), len(lost))
+    dirty = sum(stored.state in DIRTY for stored in lost)
+    if dirty:
         log.warning("%d of the lost objects were in no backend yet", dirty)
     return Opened(pool, catalog, ram_files, cache)
 
@@ -136,13 +137,13 @@ def _pools(
 def _fill(
     cache: Cache,
     catalog: Catalog,
-    objects: Sequence[StoredObject],
+    records: Mapping[str, bytes],
     holds: Iterable[AddHold],
     now: float,
     config: Config,
 ) -> None:
     try:
-        cache.load(objects)
+        cache.load(records)
         for hold in holds:
             cache.load_hold(_restarted(hold, now, config))
     except ValueError as error:
@@ -184,21 +185,21 @@ def _ram_budget(config: Config, ram_files: devices.RamFiles) -> int:
     return budget_bytes
 
 
-def _lost_objects(ram_files: devices.RamFiles | None, objects: Iterable[StoredObject]) -> set[str]:
-    """The uris of RAM objects whose files are gone: all of them after a reboot, or without a RAM tier."""
-    ram = Tier.RAM  # looked up once: a million times costs half a second
-    in_ram = [stored for stored in objects if stored.tier is ram]
+def _lost_objects(
+    ram_files: devices.RamFiles | None, in_ram: Sequence[StoredObject]
+) -> Sequence[StoredObject]:
+    """The RAM objects whose files are gone: all of them after a reboot, or without a RAM tier."""
     if ram_files is None:
-        return {stored.uri for stored in in_ram}
+        return in_ram
     expected = {extent.device: extent.length for stored in in_ram for extent in stored.extents}
     gone = ram_files.sweep(expected)
     lost = [stored for stored in in_ram if any(extent.device in gone for extent in stored.extents)]
     ram_files.remove(extent.device for stored in lost for extent in stored.extents)
-    return {stored.uri for stored in lost}
+    return lost
 
 
-def _forget(catalog: Catalog, lost: Iterable[str], ram_holds: Iterable[AddHold]) -> None:
-    changes: list[Change] = [Delete(uri) for uri in lost]
+def _forget(catalog: Catalog, lost: Iterable[StoredObject], ram_holds: Iterable[AddHold]) -> None:
+    changes: list[Change] = [Delete(stored.uri) for stored in lost]
     changes += [DropHold(hold.hold_id) for hold in ram_holds]
     if changes:
         catalog.post(changes)

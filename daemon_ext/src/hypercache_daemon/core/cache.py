@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import StateEvent, SyncStatus, next_state
 
 from .extents import Extent, packed
+from .object_table import ObjectTable
 from .objects import Hold, NoSpace, StagedWrite, StoredObject, packed_checksums
 from .pool import Pool
+from .records import heads_of, in_tier
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Cache:
         self.times = times
         self._epoch = epoch
         self._counter = 0
-        self._objects: dict[str, StoredObject] = {}
+        self._objects = ObjectTable()
         self._staged: dict[str, StagedWrite] = {}  # by stage_id, oldest first
         self._staged_by_uri: dict[str, list[StagedWrite]] = {}  # oldest first, of clients
         self._own_by_uri: dict[str, list[StagedWrite]] = {}  # of the daemon itself
@@ -79,7 +82,7 @@ class Cache:
         for pool in self.pools.values():
             if pool.used_bytes:
                 pool.policy.touched(uris)  # it passes over what is absent, pinned, dirty or another pool's
-        return list(map(self._objects.get, uris))
+        return self._objects.many(uris)
 
     def newest_staged(self, uri: str) -> StagedWrite | None:
         """What clients wrote last under a uri and have not committed."""
@@ -93,7 +96,11 @@ class Cache:
 
     def objects(self) -> Iterator[StoredObject]:
         """Every committed object, in no promised order."""
-        return iter(tuple(self._objects.values()))
+        return self._objects.values()
+
+    def uris(self, state: SyncStatus | None = None) -> list[str]:
+        """The uris of all objects, or of those in `state`, in no promised order."""
+        return list(self._objects) if state is None else self._objects.in_state(state)
 
     def counts(self) -> dict[SyncStatus, int]:
         """How many objects and staged writes are in each state."""
@@ -222,7 +229,7 @@ class Cache:
         pool = self.pools[staged.tier]
         pool.unstage(staged.extents)
         hold = self._retire(stored.uri, now)
-        self._objects[stored.uri] = stored
+        self._objects.put(stored)
         pool.count_in(stored)
         return hold
 
@@ -237,11 +244,12 @@ class Cache:
 
     def apply_change(self, changed: StoredObject) -> None:
         """Put `changed` in the place of the object with its uri: same blocks, other state or pin."""
-        before = self._objects[changed.uri]
+        before = self._objects.get(changed.uri)
+        assert before is not None, "only what is here can change"
         assert before.generation == changed.generation, "a change must not swap blocks"
         pool = self.pools[changed.tier]
         pool.count_out(before)
-        self._objects[changed.uri] = changed
+        self._objects.put(changed)
         pool.count_in(changed)
 
     def changed(self, stored: StoredObject, event: StateEvent) -> StoredObject:
@@ -257,7 +265,8 @@ class Cache:
             if missing <= 0:
                 break
             if is_free(uri):
-                stored = self._objects[uri]
+                stored = self._objects.get(uri)
+                assert stored is not None, "a policy knows only what is here"
                 chosen.append(stored)
                 missing -= stored.allocated_bytes
         return chosen
@@ -283,12 +292,14 @@ class Cache:
 
     # -- loading the catalog ---------------------------------------------------------------------------
 
-    def load(self, objects: Sequence[StoredObject]) -> None:
-        """Take all objects from the catalog, in any order. ValueError where blocks have two owners or lie
-        outside."""
+    def load(self, records: Mapping[str, bytes]) -> None:
+        """Take all objects from the catalog: a record for each uri, in any order. ValueError where blocks
+        have two owners or lie outside."""
+        heads = heads_of(records.values())
         for tier, pool in self.pools.items():
-            pool.load([stored for stored in objects if stored.tier is tier])
-        self._objects = {stored.uri: stored for stored in objects}
+            there = in_tier(heads, tier)
+            pool.load(list(compress(records, there)), list(compress(records.values(), there)), heads[there])
+        self._objects.load(records)
 
     def load_hold(self, hold: Hold) -> None:
         """Take a hold from the catalog, after the objects. ValueError as for `load`."""
@@ -319,7 +330,7 @@ class Cache:
         return self._own_by_uri if staged.connection_id is None else self._staged_by_uri
 
     def _retire(self, uri: str, now: float) -> Hold | None:
-        before = self._objects.pop(uri, None)
+        before = self._objects.pop(uri)
         if before is None:
             return None
         pool = self.pools[before.tier]

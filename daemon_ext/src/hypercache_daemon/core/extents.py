@@ -52,9 +52,9 @@ def unpacked(data: bytes) -> tuple[Extent, ...]:
     return tuple(map(Extent._make, _PACKED.iter_unpack(data)))
 
 
-def as_table(packed_extents: Iterable[bytes]) -> ExtentTable:
-    """The chunks of many objects, one after the other."""
-    return np.frombuffer(b"".join(packed_extents), _COLUMNS)
+def as_table(data: bytes | bytearray) -> ExtentTable:
+    """The chunks that were packed, as columns; `data` is shared and not copied."""
+    return np.frombuffer(data, _COLUMNS)
 
 
 def allocated_column(chunks: ExtentTable) -> npt.NDArray[np.int64]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import DIRTY, EVICTABLE, SyncStatus
 
 from .allocator import ALIGNMENT, Extent
 from .eviction import EvictionPolicy
-from .extents import PACKED_BYTES, ExtentTable, allocated_column, as_table
+from .extents import ExtentTable, allocated_column
 from .objects import Hold, NoSpace, StoredObject, Usage, allocated_bytes
+from .records import STATES, Heads, chunks_of, in_state
 
 
 class BlockAllocator(Protocol):
@@ -105,21 +108,21 @@ class Pool:
 
     # -- objects ---------------------------------------------------------------------------------------
 
-    def load(self, objects: Sequence[StoredObject]) -> None:
-        """`objects` own their blocks, and nobody owned any before; what was committed first is the coldest.
-        ValueError where blocks have two owners or lie outside."""
-        chunks = as_table([stored.packed_extents for stored in objects])
+    def load(self, uris: Sequence[str], records: Sequence[bytes], heads: Heads) -> None:
+        """The recorded objects own their blocks, and nobody owned any before; what was committed first is
+        the coldest. ValueError where blocks have two owners or lie outside."""
+        chunks = chunks_of(records, heads)
         self.blocks.load(chunks)
-        sizes = _sizes(objects, chunks)
-        by_kind: defaultdict[tuple[SyncStatus, bool], list[int]] = defaultdict(list)
-        for stored, size_bytes in zip(objects, sizes, strict=True):
-            by_kind[stored.state, stored.pinned].append(size_bytes)
-        for (state, pinned), of_kind in by_kind.items():
-            self._count(state, pinned, len(of_kind), sum(of_kind))
-        for index in _oldest_first(objects):
-            stored = objects[index]
-            if not stored.pinned and stored.state in EVICTABLE:
-                self.policy.inserted(stored.uri, sizes[index])
+        sizes = _sizes(heads["extents"], chunks)
+        evictable = np.zeros(len(heads), np.bool_)
+        for state, pinned in product(STATES, (False, True)):
+            there = in_state(heads, state, pinned=pinned)
+            self._count(state, pinned, int(np.count_nonzero(there)), int(sizes[there].sum()))
+            if _may_be_evicted(state, pinned):
+                evictable |= there
+        oldest_first = np.argsort(heads["generation"], kind="stable")
+        for index in oldest_first[evictable[oldest_first]].tolist():
+            self.policy.inserted(uris[index], int(sizes[index]))
 
     def count_in(self, stored: StoredObject) -> None:
         """`stored` owns its blocks from now on."""
@@ -185,19 +188,11 @@ def _may_be_evicted(state: SyncStatus, pinned: bool) -> bool:
     return state in EVICTABLE and not pinned
 
 
-def _oldest_first(objects: Sequence[StoredObject]) -> list[int]:
-    """Where in `objects` the first commit is, the second, and so on."""
-    generations = np.array([stored.generation for stored in objects], np.int64)
-    order: list[int] = np.argsort(generations, kind="stable").tolist()
-    return order
-
-
-def _sizes(objects: Sequence[StoredObject], chunks: ExtentTable) -> list[int]:
-    """What each object takes of the pool, in bytes; `chunks` are theirs."""
-    counts = np.array([len(stored.packed_extents) for stored in objects], np.int64) // PACKED_BYTES
+def _sizes(counts: npt.NDArray[np.uint32], chunks: ExtentTable) -> npt.NDArray[np.int64]:
+    """What each object takes of the pool, in bytes: the first has the first so many chunks, and so on."""
     sums = np.concatenate(([0], np.cumsum(allocated_column(chunks))))
-    ends = np.cumsum(counts)
-    sizes: list[int] = (sums[ends] - sums[ends - counts]).tolist()
+    ends = np.cumsum(counts, dtype=np.int64)
+    sizes: npt.NDArray[np.int64] = sums[ends] - sums[ends - counts]
     return sizes
 
 

@@ -1,0 +1,69 @@
+"""The committed objects by uri; what was loaded and not asked for yet is still a record.
+
+Most of a million objects that a start finds are not asked for soon, and some never: to make each of them at
+once would take most of the start, and keep twice the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from hypercache_protocol.states import SyncStatus
+
+from .objects import StoredObject
+from .records import state_of, stored_of
+
+
+class ObjectTable:
+    """Behaves as if every object were made already."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, StoredObject | bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __iter__(self) -> Iterator[str]:
+        """The uris at this moment, in no promised order."""
+        return iter(tuple(self._objects))
+
+    def load(self, records: Mapping[str, bytes]) -> None:
+        """Take all objects of a catalog, in place of what was there."""
+        self._objects = dict(records)
+
+    def get(self, uri: str) -> StoredObject | None:
+        """The object of this uri."""
+        found = self._objects.get(uri)
+        if isinstance(found, bytes):
+            found = self._objects[uri] = stored_of(uri, found)
+        return found
+
+    def many(self, uris: Sequence[str]) -> list[StoredObject | None]:
+        """The objects of these uris, in their order."""
+        found = list(map(self._objects.get, uris))  # in C: a lookup of many keys spends its time here
+        if bytes in set(map(type, found)):
+            return list(map(self.get, uris))
+        return found  # type: ignore[return-value] # no record is among them
+
+    def put(self, stored: StoredObject) -> None:
+        """`stored` in the place of the object with its uri, if there is one."""
+        self._objects[stored.uri] = stored
+
+    def pop(self, uri: str) -> StoredObject | None:
+        """The object of this uri, which is no longer here."""
+        stored = self.get(uri)
+        self._objects.pop(uri, None)
+        return stored
+
+    def values(self) -> Iterator[StoredObject]:
+        """Every object of this moment; none of them is kept for it."""
+        for uri, found in tuple(self._objects.items()):
+            yield stored_of(uri, found) if isinstance(found, bytes) else found
+
+    def in_state(self, state: SyncStatus) -> list[str]:
+        """The uris of the objects in `state`."""
+        return [
+            uri
+            for uri, found in self._objects.items()
+            if (state_of(found) if isinstance(found, bytes) else found.state) is state
+        ]

@@ -1,0 +1,123 @@
+"""A committed object as one string of bytes: how the catalog keeps it, and the cache until it is asked for.
+
+Rules:
+1. A record is a head of 28 bytes, then the packed extents, the checksums (u32 each, little-endian) and the
+   SHA-256 as hex digits; what an object does not have is not there.
+2. The numbers of states and tiers are part of the catalog's schema: new ones go to the end.
+3. An upload that a restart cuts off begins again, so what is SYNCING_BACKEND is recorded as COMMITTED.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import SyncStatus
+
+from .extents import PACKED_BYTES, ExtentTable, as_table
+from .objects import StoredObject
+
+STATES = (SyncStatus.COMMITTED, SyncStatus.SYNCED_BACKEND, SyncStatus.LOCAL_ONLY)
+TIERS = (Tier.NVME, Tier.RAM)
+_STATE_NUMBERS = {state: number for number, state in enumerate(STATES)} | {SyncStatus.SYNCING_BACKEND: 0}
+_TIER_NUMBERS = {tier: number for number, tier in enumerate(TIERS)}
+_PINNED = 1
+_ANNOUNCE_COMMITTED = 2
+_NO_CHECKSUMS = -1
+
+_HEAD = struct.Struct("<QQBBBxIi")
+_HEAD_COLUMNS = np.dtype(
+    {
+        "names": ["generation", "state", "tier", "flags", "extents"],
+        "formats": ["<u8", "u1", "u1", "u1", "<u4"],
+        "offsets": [0, 16, 17, 18, 20],
+        "itemsize": _HEAD.size,
+    }
+)
+_STATE_AT = 16
+_TIER_AT = 17
+
+Heads = npt.NDArray[np.void]
+"""One head for each record."""
+
+
+def record_of(stored: StoredObject) -> bytes:
+    """The object without its uri. `struct.error` where a number is too large for it."""
+    checksums = stored.packed_checksums
+    head = _HEAD.pack(
+        stored.generation,
+        stored.size_bytes,
+        _STATE_NUMBERS[stored.state],
+        _TIER_NUMBERS[stored.tier],
+        _PINNED * stored.pinned | _ANNOUNCE_COMMITTED * stored.announce_committed,
+        len(stored.packed_extents) // PACKED_BYTES,
+        _NO_CHECKSUMS if checksums is None else len(checksums) // 4,
+    )
+    return b"".join((head, stored.packed_extents, checksums or b"", (stored.sha256 or "").encode()))
+
+
+def stored_of(uri: str, record: bytes) -> StoredObject:
+    """The object that was recorded."""
+    generation, size_bytes, state, tier, flags, extents, checksums = _HEAD.unpack_from(record)
+    extents_end = _HEAD.size + PACKED_BYTES * extents
+    checksums_end = extents_end + 4 * max(0, checksums)
+    return StoredObject(
+        uri,
+        TIERS[tier],
+        size_bytes,
+        record[_HEAD.size : extents_end],
+        None if checksums == _NO_CHECKSUMS else record[extents_end:checksums_end],
+        generation,
+        STATES[state],
+        bool(flags & _PINNED),
+        record[checksums_end:].decode() or None,
+        bool(flags & _ANNOUNCE_COMMITTED),
+    )
+
+
+def state_of(record: bytes) -> SyncStatus:
+    """The state alone."""
+    return STATES[record[_STATE_AT]]
+
+
+def of_tier(records: Mapping[str, bytes], tier: Tier) -> list[StoredObject]:
+    """The objects that lie in `tier`, of records by uri."""
+    number = _TIER_NUMBERS[tier]
+    return [stored_of(uri, record) for uri, record in records.items() if record[_TIER_AT] == number]
+
+
+# -- many at once, as columns ----------------------------------------------------------------------------
+
+
+def heads_of(records: Iterable[bytes]) -> Heads:
+    """The heads of the records."""
+    together = bytearray()
+    for record in records:
+        together += record[: _HEAD.size]
+    return np.frombuffer(together, _HEAD_COLUMNS)
+
+
+def in_tier(heads: Heads, tier: Tier) -> npt.NDArray[np.bool_]:
+    """Which of them lie in `tier`."""
+    there: npt.NDArray[np.bool_] = heads["tier"] == _TIER_NUMBERS[tier]
+    return there
+
+
+def in_state(heads: Heads, state: SyncStatus, *, pinned: bool) -> npt.NDArray[np.bool_]:
+    """Which of them are in `state`, and pinned or not."""
+    is_pinned = heads["flags"] & _PINNED != 0
+    there: npt.NDArray[np.bool_] = (heads["state"] == _STATE_NUMBERS[state]) & (is_pinned == pinned)
+    return there
+
+
+def chunks_of(records: Sequence[bytes], heads: Heads) -> ExtentTable:
+    """The chunks of all records, one after the other; `heads` are theirs."""
+    together = bytearray()
+    ends = (_HEAD.size + PACKED_BYTES * heads["extents"].astype(np.int64)).tolist()
+    for record, end in zip(records, ends, strict=True):
+        together += record[_HEAD.size : end]
+    return as_table(together)
