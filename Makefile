@@ -1,7 +1,7 @@
 # Two commands need nothing but Python 3.10 to 3.13 with venv, make and a package registry:
 #   make demo   the whole system at work, in plain words and figures
 #   make test   everything that CI checks
-# The rest (check, matrix, fuzz, bench, docs, format, clean) is for people who change the code.
+# The rest (check, matrix, fuzz, bench, eviction, docs, format, clean) is for people who change the code.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -19,7 +19,7 @@ COVERAGE_OF := --cov-branch --cov-config=/dev/null --cov-report=term:skip-covere
 export LMCACHE_TRACK_USAGE := false
 export LMCACHE_DISABLE_BANNER := 1
 
-.PHONY: demo test check matrix fuzz bench docs format clean
+.PHONY: demo test check matrix fuzz bench eviction docs format clean
 
 demo: $(STAMP)
 	@$(BIN)/python -m hypercache_compat.demo
@@ -53,6 +53,10 @@ fuzz: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py
+
+# A block trace in TRACE, as jsonl or jsonl.gz; without one a load is made up.
+eviction: $(STAMP)
+	@$(BIN)/python benchmarks/eviction.py $(or $(TRACE),--made-up 1)
 
 docs: $(STAMP)
 	@$(BIN)/python docs/generate.py
