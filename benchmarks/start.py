@@ -1,6 +1,7 @@
 """How long a start takes with many objects in the catalog, how much memory, and where the time goes.
 
     python benchmarks/start.py [--objects 1000000] [--starts 3] [--large-share 0.5] [--profile]
+                               [--daemon-argument=--eviction=lru]
 
 Fills a pool of sparse device files and its catalog through the daemon's own code, then starts the real
 hypercached on them: from the fork to the reply to a ping, with the most memory that it has had by then. The
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -127,12 +128,15 @@ class Pool:
             pinned=dice.random() < PINNED_SHARE,
         )
 
-    def start(self) -> Start:
+    def start(self, more_arguments: Sequence[str]) -> Start:
         """Start the daemon, ping it, stop it."""
         with self.log_path.open("ab") as log:
             begun = time.perf_counter()
             process = subprocess.Popen(
-                daemon_command(*self.arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                daemon_command(*self.arguments, *more_arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
             try:
                 self._ping(process)
@@ -187,11 +191,11 @@ def filled(objects: int, large_share: float, parent: Path) -> Iterator[Pool]:
         shutil.rmtree(folder)
 
 
-def print_starts(pool: Pool, starts: int) -> None:
+def print_starts(pool: Pool, starts: int, more_arguments: Sequence[str]) -> None:
     """Each start, and the median."""
     done = []
     for number in range(1, starts + 1):
-        start = pool.start()
+        start = pool.start(more_arguments)
         done.append(start)
         print(
             f"start {number}: {start.seconds:.2f} s until it answers a ping, CPU {start.cpu_s:.2f} s; "
@@ -215,7 +219,9 @@ def print_profile(pool: Pool) -> None:
     opened.close()
     opened.catalog.close()
     gc.enable()
-    pstats.Stats(profile, stream=sys.stdout).strip_dirs().sort_stats("tottime").print_stats(18)
+    stats = pstats.Stats(profile, stream=sys.stdout).strip_dirs()
+    stats.sort_stats("tottime").print_stats(18)
+    stats.sort_stats("cumulative").print_stats(18)
 
 
 def main() -> None:
@@ -228,10 +234,11 @@ def main() -> None:
     add("--starts", type=int, default=3)
     add("--large-share", type=float, default=0.5, help="share of objects of 14 MiB (default: 0.5)")
     add("--folder", type=Path, default=Path("/tmp"), help="where the files go (default: /tmp)")
+    add("--daemon-argument", action="append", default=[], help="one more for hypercached; may be repeated")
     add("--profile", action="store_true", help="show where the time goes")
     arguments = parser.parse_args()
     with filled(arguments.objects, arguments.large_share, arguments.folder) as pool:
-        print_starts(pool, arguments.starts)
+        print_starts(pool, arguments.starts, arguments.daemon_argument)
         if arguments.profile:
             print_profile(pool)
 

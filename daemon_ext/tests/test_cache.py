@@ -86,6 +86,23 @@ def test_only_a_client_that_asked_for_local_only_is_told_of_it() -> None:
     assert synced.announced is SyncStatus.SYNCED_BACKEND
 
 
+def test_a_full_pool_says_who_has_its_bytes() -> None:
+    cache = cache_of([MIB, 2 * MIB])
+    pinned, dirty = cache.get("0"), cache.get("1")
+    assert pinned is not None
+    assert dirty is not None
+    cache.apply_change(replace(pinned, pinned=True))
+    cache.apply_change(replace(dirty, state=SyncStatus.COMMITTED))
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+    cache.stage("staged", 4 * MIB, Tier.NVME, 1, options, now=0)
+    refused = cache.stage("more", 10 * MIB, Tier.NVME, 1, options, now=0)
+    assert isinstance(refused, NoSpace)
+    assert refused.sentence() == (
+        f"no space for {10 * MIB} bytes in the nvme pool of {16 * MIB}: free {9 * MIB}, pinned {MIB}, "
+        f"not yet in a backend {2 * MIB}, staged {4 * MIB}, quarantined 0"
+    )
+
+
 # -- loading the catalog -----------------------------------------------------------------------------------
 
 
