@@ -121,8 +121,9 @@ class Pool:
             if _may_be_evicted(state, pinned):
                 evictable |= there
         oldest_first = np.argsort(heads["generation"], kind="stable")
-        for index in oldest_first[evictable[oldest_first]].tolist():
-            self.policy.inserted(uris[index], int(sizes[index]))
+        coldest_first = oldest_first[evictable[oldest_first]]
+        for index, size_bytes in zip(coldest_first.tolist(), sizes[coldest_first].tolist(), strict=True):
+            self.policy.inserted(uris[index], size_bytes)
 
     def count_in(self, stored: StoredObject) -> None:
         """`stored` owns its blocks from now on."""
