@@ -1,4 +1,4 @@
-"""Store of a batch of keys: one look at all of them, then stage, write and commit in a few parts at once.
+"""Store of a batch of keys: look, stage, write and commit, each step once for all of them.
 
 Rules:
 1. A key is stored only once the daemon acknowledged its commit, which carries the checksum of every chunk
@@ -8,8 +8,6 @@ Rules:
 3. What is stored already, verifiable and in the same size, is not written again unless asked for.
 4. A staged write that could not be filled is given back at once; what is left behind when the daemon
    can't be reached, it drops by itself.
-5. The parts have a connection each. While the daemon makes the staging or the commits of one part durable,
-   the others' bytes are on their way.
 """
 
 from __future__ import annotations
@@ -55,10 +53,6 @@ _VAIN = frozenset(
 _NOT_COMMITTED = (Outcome.ABSENT, Outcome.STAGED)
 
 
-_PARTS = 4
-"""Enough for the daemon to make several parts durable together; more would only split the exchanges."""
-
-
 @dataclass(slots=True)
 class _Write:
     """One key on its way; as long as there is no `outcome` it takes the next step."""
@@ -100,7 +94,9 @@ def store(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> lis
     writes = [_Write(uri, buffer) for uri, buffer in zip(uris, buffers, strict=True)]
     for distinct in _rounds(writes):
         _store_distinct(engine, distinct)
-    outcomes = [write.outcome or Outcome.CLOSED for write in writes]  # parts that `close` overtook
+    outcomes = [
+        write.outcome or Outcome.CLOSED for write in writes
+    ]  # none is left without one but by `close`
     engine.counters.add_outcomes("stores", outcomes)
     return outcomes
 
@@ -121,16 +117,10 @@ def _store_distinct(engine: Engine, writes: Sequence[_Write]) -> None:
     if not engine.overwrite:
         _look(engine, writes)
     going = _going(writes)
-    parts = [going[start::_PARTS] for start in range(min(_PARTS, len(going)))]
-    # A writer that runs a part and waits for its chunks is no writer lost: it moves them itself.
-    engine.writers.map(partial(_store_part, engine, deadline), parts, None)
-
-
-def _store_part(engine: Engine, deadline: float, writes: Sequence[_Write]) -> None:
-    _stage(engine, writes)
-    _fill(engine, _going(writes), deadline)
-    _commit(engine, _going(writes))
-    _give_back(engine, writes)
+    _stage(engine, going)
+    _fill(engine, _going(going), deadline)
+    _commit(engine, _going(going))
+    _give_back(engine, going)
 
 
 def _going(writes: Sequence[_Write]) -> list[_Write]:
