@@ -68,7 +68,7 @@ class Storage:
     def _allocate(self, path: Path, size_bytes: int) -> None:
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
-            # A page of memory is only really there once it was written. A virtual machine gets it from its host
+            # A page of memory is only there once it was written: a virtual machine gets it from its host
             # then, which takes longer than what is measured here.
             for _ in range(size_bytes // _MIB if self.in_memory else 0):
                 file.write(bytes(_MIB))
