@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +137,7 @@ def _pools(
 def _fill(
     cache: Cache,
     catalog: Catalog,
-    records: Mapping[str, bytes],
+    records: dict[str, bytes],
     holds: Iterable[AddHold],
     now: float,
     config: Config,

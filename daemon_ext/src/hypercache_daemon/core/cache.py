@@ -292,9 +292,9 @@ class Cache:
 
     # -- loading the catalog ---------------------------------------------------------------------------
 
-    def load(self, records: Mapping[str, bytes]) -> None:
-        """Take all objects from the catalog: a record for each uri, in any order. ValueError where blocks
-        have two owners or lie outside."""
+    def load(self, records: dict[str, bytes]) -> None:
+        """Take all objects from the catalog: a record for each uri, in any order. The dict is the cache's
+        own from then on. ValueError where blocks have two owners or lie outside."""
         heads = heads_of(records.values())
         for tier, pool in self.pools.items():
             there = in_tier(heads, tier)

@@ -6,7 +6,8 @@ once would take most of the start, and keep twice the memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 from hypercache_protocol.states import SyncStatus
 
@@ -27,9 +28,10 @@ class ObjectTable:
         """The uris at this moment, in no promised order."""
         return iter(tuple(self._objects))
 
-    def load(self, records: Mapping[str, bytes]) -> None:
-        """Take all objects of a catalog, in place of what was there."""
-        self._objects = dict(records)
+    def load(self, records: dict[str, bytes]) -> None:
+        """Take all objects of a catalog, in place of what was there. The dict itself becomes the table: a
+        copy would be as large again."""
+        self._objects = cast("dict[str, StoredObject | bytes]", records)
 
     def get(self, uri: str) -> StoredObject | None:
         """The object of this uri."""
