@@ -495,3 +495,26 @@ def test_a_forked_child_never_shares_its_parents_connection(scripted) -> None:
     scripted.objects = {"parent": hit(1), "child": hit(2)}
     subprocess.run([sys.executable, "-c", _FORKING, scripted.socket_path], check=True, timeout=DEADLINE_S)
     assert scripted.connections_accepted == 2  # the parent's, kept, and one of the child's own
+
+
+_CLOSING_CHILD = """
+import os, sys
+from hypercache_connector import Client
+
+client = Client(sys.argv[1], 10.0)
+connection = client.borrow()  # as busy as with an exchange
+child = os.fork()
+if child == 0:
+    client.close()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert not connection.is_out_of_step()
+client.close()
+assert connection.is_out_of_step()
+"""
+
+
+def test_a_forked_child_that_closes_breaks_off_nothing_of_its_parents(scripted) -> None:
+    subprocess.run(
+        [sys.executable, "-c", _CLOSING_CHILD, scripted.socket_path], check=True, timeout=DEADLINE_S
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -244,6 +245,56 @@ def test_a_fault_nobody_foresaw_closes_it_and_raises_nothing(
     assert not driver.connector.status()["daemon"]["lookup_lane_open"] or answered(driver) == 0
 
 
+def test_no_descriptor_left_to_watch_costs_the_lane_and_no_thread(
+    scripted2, connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = connect(scripted2.socket_path, lookup_threads=1)
+    tries: list[object] = []
+
+    class Full:
+        def register(self, *_: object) -> None:
+            tries.append(None)
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+        def unregister(self, *_: object) -> None:
+            raise FileNotFoundError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver.connector._lane, "_ready", Full())
+        assert driver.exists(KEYS) == [False] * len(KEYS)
+        until(lambda: bool(tries))
+        assert driver.exists(KEYS) == [False] * len(KEYS)
+    assert driver.count("lookup_lane", "answered") == 0
+    opened(driver)
+
+
+def no_thread_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    started = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        started(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def test_lookups_are_late_also_where_the_breaker_finds_no_thread_for_its_probe(
+    scripted2, connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = opened(connect(scripted2.socket_path, timeout_s=0.3))
+    no_thread_named(monkeypatch, "hypercache-probe")
+    scripted2.freeze()
+    ids = [driver.connector.submit_batch_exists(KEYS) for _ in range(3)]
+    assert [driver.wait(each).result_bools for each in ids] == [[False] * len(KEYS)] * 3
+    assert driver.count("lookups", "daemon_late") >= len(KEYS)
+    assert not driver.connector.status()["daemon"]["breaker_open"]
+    scripted2.thaw()
+    assert driver.exists(KEYS) == [False] * len(KEYS)
+    assert driver.count("lookups", "breaker_open") == 0
+    opened(driver)
+
+
 # -- close, fork ---------------------------------------------------------------------------------------
 
 
@@ -280,6 +331,17 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 lookup()
 assert connector.status()["lookup_lane"]["answered"] == 4
+
+future_id = connector.submit_batch_exists(["k"])
+assert select.select([connector.event_fd()], [], [], 20)[0]
+child = os.fork()
+if child == 0:
+    connector._lane.take()  # the answer is the parent's
+    connector.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert select.select([connector.event_fd()], [], [], 0)[0], "the child took the connection off the descriptor"
+assert [each.ok for each in connector.drain_completions()] == [True]
 connector.close()
 """
 

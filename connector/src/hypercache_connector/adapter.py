@@ -247,8 +247,7 @@ class HyperCacheConnector:
         self._engine.writers.close()
         self._engine.client.close()
         reading = [*self._queues[Kind.GET].threads, *self._engine.readers.threads]
-        others = [thread for queue in self._queues.values() for thread in queue.threads]
-        others += [self._lane.watch] if self._lane.watch else []
+        others = [self._lane.watch, *(thread for queue in self._queues.values() for thread in queue.threads)]
         while left := join_all(reading, deadline):
             logger.error(
                 "%s: a device does not give back what it was asked to read; waiting on", left[0].name

@@ -158,6 +158,7 @@ class Client:
 
     def close(self) -> None:
         """Make running exchanges fail, and every later one. Any thread may call it, more than once."""
+        self._drop_connections_of_parent_process()  # to interrupt them would break off the parent's exchanges
         with self._lock:
             self._closed.set()
             idle, self._idle = self._idle, []
@@ -281,8 +282,13 @@ class Client:
         with self._lock:
             if self._probing is not None or self._closed.is_set():
                 return
-            self._probing = threading.Thread(target=self._probe, name="hypercache-probe", daemon=True)
-            self._probing.start()
+            probing = threading.Thread(target=self._probe, name="hypercache-probe", daemon=True)
+            try:
+                probing.start()
+            except RuntimeError as error:  # no thread to be had: a breaker without its probe never closes
+                logger.warning("%s: exchanges go on waiting for the daemon: %s", self.socket_path, error)
+                return
+            self._probing = probing
         logger.warning(
             "%s: no answer within %g s; operations fail at once until the daemon answers again",
             self.socket_path,

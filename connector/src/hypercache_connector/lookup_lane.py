@@ -10,10 +10,12 @@ Rules:
 3. What is not answered in time is late, and the client is told. Answers are looked for once more before that,
    since nobody may have drained.
 4. Callbacks are called without the lane's lock.
+5. A forked child touches neither the lane's connection nor `ready`: both are its parent's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -78,8 +80,10 @@ class LookupLane(Generic[T]):
         self._waiting: dict[int, _Waiting[T]] = {}  # by request id, oldest first
         self._closed = threading.Event()
         self._process_id = os.getpid()
-        self.watch: threading.Thread | None = None
-        """The thread that sees what is late; None before the lane was first opened."""
+        # From the start: were there no thread to be had later, what is late would never be told.
+        self.watch = threading.Thread(target=self._watch, name="hypercache-lane", daemon=True)
+        """The thread that sees what is late."""
+        self.watch.start()
 
     @property
     def is_open(self) -> bool:
@@ -95,7 +99,7 @@ class LookupLane(Generic[T]):
         wire = self._client.wire
         if self.is_open or self._closed.is_set() or wire is None or wire < WIRE_2_0:
             return
-        if self._process_id != os.getpid():  # a child shares `ready` with its parent, not its descriptors
+        if not self._is_at_home():
             return
         try:
             connection = self._client.borrow(needs=needs)
@@ -106,14 +110,16 @@ class LookupLane(Generic[T]):
             usable = connection.max_in_flight and not self.is_open and not self._closed.is_set()
             if usable:
                 self._connection = connection
-                self._ready.register(connection.fileno(), select.EPOLLIN)
-                self._start_watch()
+                try:
+                    self._ready.register(connection.fileno(), select.EPOLLIN)
+                except OSError as error:  # the machine watches as many descriptors as it may
+                    self._fall(error)
         if not usable:
             self._client.give_back(connection)
 
     def ask(self, task: T) -> bool:
         """Ask the daemon; False where `task` must go the ordinary way."""
-        if self._connection is None or self._process_id != os.getpid():
+        if self._connection is None or not self._is_at_home():
             return False
         with self._lock:
             connection = self._connection
@@ -135,7 +141,7 @@ class LookupLane(Generic[T]):
 
     def take(self) -> None:
         """Send what could not be sent before, and tell what has been answered by now."""
-        if self._connection is None:
+        if self._connection is None or not self._is_at_home():
             return
         done: list[tuple[T, list[Outcome]]] = []
         left: list[_Waiting[T]] = []
@@ -200,7 +206,10 @@ class LookupLane(Generic[T]):
         self._unsent.clear()
         if connection is not None:
             logger.debug("the lookup lane closes with %d lookups in it: %s", len(left), why)
-            self._ready.unregister(connection.fileno())
+            if self._is_at_home():
+                # Closing it is not enough where a child has it too. Whatever comes, `left` is handed back.
+                with contextlib.suppress(OSError):
+                    self._ready.unregister(connection.fileno())
             self._client.discard(connection)
         return left
 
@@ -210,10 +219,9 @@ class LookupLane(Generic[T]):
         for waiting in left:
             self._handed_back(waiting.task)
 
-    def _start_watch(self) -> None:
-        if self.watch is None:
-            self.watch = threading.Thread(target=self._watch, name="hypercache-lane", daemon=True)
-            self.watch.start()
+    def _is_at_home(self) -> bool:
+        """Whether this is the process that made the lane."""
+        return self._process_id == os.getpid()
 
     def _watch(self) -> None:
         while not self._closed.wait(self._timeout_s / _LOOKS_PER_TIMEOUT):
