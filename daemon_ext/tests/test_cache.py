@@ -103,6 +103,38 @@ def test_a_full_pool_says_who_has_its_bytes() -> None:
     )
 
 
+def test_the_uris_of_all_objects_and_of_those_in_a_state_are_told() -> None:
+    cache = cache_of([MIB, MIB, MIB])
+    stored = cache.get("1")
+    assert stored is not None
+    cache.apply_change(replace(stored, state=SyncStatus.COMMITTED))
+    assert sorted(cache.uris()) == ["0", "1", "2"]
+    assert cache.uris(SyncStatus.COMMITTED) == ["1"]
+
+
+def test_only_writes_of_clients_that_are_not_committed_count_as_staged() -> None:
+    cache = cache_of([MIB])
+    assert not cache.has_staged_writes
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+    cache.stage("own", MIB, Tier.NVME, None, options, now=0)
+    assert not cache.has_staged_writes
+    cache.stage("new", MIB, Tier.NVME, 1, options, now=0)
+    assert cache.has_staged_writes
+
+
+def test_blocks_rest_only_once_the_last_of_several_readers_is_done() -> None:
+    cache = cache_of([MIB])
+    stored = cache.get("0")
+    assert stored is not None
+    cache.begin_reading(stored)
+    cache.begin_reading(stored)
+    cache.apply_remove("0", now=0)
+    cache.end_reading(stored)
+    assert cache.release_due(now=1000) == []
+    cache.end_reading(stored)
+    assert [hold.extents for hold in cache.release_due(now=1000)] == [stored.extents]
+
+
 # -- loading the catalog -----------------------------------------------------------------------------------
 
 
