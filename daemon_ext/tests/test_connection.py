@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -22,8 +23,12 @@ from daemon_harness import (
     running,
 )
 
-from hypercache_daemon.connection import ConnectionLimits
+from hypercache_daemon.connection import DEFAULT_LIMITS, Connection, ConnectionLimits
+from hypercache_daemon.peers import Peer
+from hypercache_daemon.rights import Rights
+from hypercache_protocol.messages import ChunkLocation, HitReply
 from hypercache_protocol.session import Limits
+from hypercache_protocol.versions import LATEST
 
 URI = "hypercache://a/b"
 PING = line("ping")
@@ -54,6 +59,44 @@ async def test_a_request_that_waits_for_nothing_costs_one_turn_of_the_event_loop
         trio.lowlevel.remove_instrument(turns)
         del turns.counts[trio.lowlevel.current_task()]
         assert max(turns.counts.values()) == 10
+
+
+class ReadsAtOnce:
+    """A socket that brings `data` at once and takes all replies; notes in which turn each went out."""
+
+    def __init__(self, data: bytes, turns: Turns) -> None:
+        self._data = [b"", data]
+        self._turns = turns
+        self.sent_in: list[int] = []
+
+    async def receive(self, _: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return self._data.pop()
+
+    def send_now(self, data: bytearray) -> int:
+        self.sent_in.append(self._turns.counts[trio.lowlevel.current_task()])
+        return len(data)
+
+    def close(self) -> None: ...
+
+
+class LongReplies:
+    """Handlers with an object of many chunks."""
+
+    def answer_now(self, *_: object) -> HitReply:
+        chunk = ChunkLocation(device="/dev/x", offset=0, length=CHUNK)
+        return HitReply(object_size=2000 * CHUNK, chunk_layout=(chunk,) * 2000)
+
+
+async def test_others_have_their_turn_after_each_long_reply_also_where_it_is_taken_at_once() -> None:
+    turns = Turns()
+    stream: Any = ReadsAtOnce(line("locate", uri=URI) * 10, turns)
+    handlers: Any = LongReplies()
+    rights = Rights(Peer(0, frozenset()))
+    trio.lowlevel.add_instrument(turns)
+    await Connection(stream, 1, rights, handlers, LATEST, DEFAULT_LIMITS).serve()
+    trio.lowlevel.remove_instrument(turns)
+    assert len(stream.sent_in) == len(set(stream.sent_in)) == 10
 
 
 # -- how bytes may come --------------------------------------------------------------------------------

@@ -179,6 +179,7 @@ class Connection:
             self._out += self._session.send_reply(request_id, refusal)
         if len(self._out) >= _FLUSH_BYTES:
             await self._flush()
+            await trio.lowlevel.checkpoint()  # a long reply is long work, and sending may give no turn
 
     async def _flush(self) -> None:
         if self._out and not self._sending.locked():
