@@ -216,6 +216,19 @@ def test_a_daemon_that_does_not_answer_makes_its_lookups_late_once_and_opens_the
     assert driver.count("lookups", "breaker_open") == refused + len(KEYS)
 
 
+def test_while_the_breaker_is_open_lookups_fail_at_once_though_the_lane_is_open(scripted2, connect) -> None:
+    driver = opened(connect(scripted2.socket_path, timeout_s=0.5, probe_interval_s=0.05))
+    scripted2.freeze()
+    driver.delete(KEYS[:1])  # this one is late
+    assert driver.connector.status()["daemon"]["lookup_lane_open"]
+    assert driver.exists(KEYS) == [False] * len(KEYS)
+    assert (driver.count("lookups", "breaker_open"), driver.count("lookups", "daemon_late")) == (len(KEYS), 0)
+    scripted2.thaw()
+    until(lambda: not driver.connector.status()["daemon"]["breaker_open"])
+    assert driver.exists(KEYS) == [False] * len(KEYS)
+    assert answered(driver) == 1
+
+
 def test_answers_that_nobody_drains_are_not_late(scripted2, connect) -> None:
     driver = opened(connect(scripted2.socket_path, timeout_s=0.4))
     future_id = driver.connector.submit_batch_exists(KEYS)

@@ -173,6 +173,7 @@ class LookupLane(Generic[T]):
     def _has_room(self, connection: Connection) -> bool:
         return (
             self._client.is_current(connection)
+            and not self._client.breaker_open
             and len(self._waiting) < connection.max_in_flight
             and len(self._unsent) < _MOST_UNSENT_BYTES
         )
