@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import trio
 from daemon_harness import (
@@ -22,6 +24,7 @@ from daemon_harness import (
     pattern,
     running,
 )
+from frames import framed
 
 from hypercache_daemon.connection import DEFAULT_LIMITS, Connection, ConnectionLimits
 from hypercache_daemon.peers import Peer
@@ -59,6 +62,23 @@ async def test_a_request_that_waits_for_nothing_costs_one_turn_of_the_event_loop
         trio.lowlevel.remove_instrument(turns)
         del turns.counts[trio.lowlevel.current_task()]
         assert max(turns.counts.values()) == 10
+
+
+async def test_others_have_their_turn_between_long_batches_that_came_together(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        client = await framed(daemon)
+        frames = [
+            msgpack.packb([number, "locate_many", {"suffixes": [f"{key}" for key in range(512)]}])
+            for number in range(1, 11)
+        ]
+        turns = Turns()
+        trio.lowlevel.add_instrument(turns)
+        await client.send_bytes(b"".join(struct.pack(">I", len(frame)) + frame for frame in frames))
+        for number in range(1, 11):
+            assert (await client.reply(number))["status"] == "LOCATED_MANY"
+        trio.lowlevel.remove_instrument(turns)
+        del turns.counts[trio.lowlevel.current_task()]
+        assert max(turns.counts.values()) >= 10
 
 
 class ReadsAtOnce:

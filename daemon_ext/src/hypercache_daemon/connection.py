@@ -16,10 +16,10 @@ import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import count
 
 import trio
 
+from hypercache_protocol.batches import BatchRequest
 from hypercache_protocol.errors import ErrorCode, LocalProtocolError
 from hypercache_protocol.messages import ErrorReply, Reply
 from hypercache_protocol.session import (
@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 _READ_BYTES = 64 * 1024
 _FLUSH_BYTES = 64 * 1024
-_TURN = 64  # requests answered or refused before other connections get their turn
+_TURN = 64  # requests answered or refused before other connections get their turn …
+_KEYS = 8  # … where so many keys of a batch count as one more
 
 
 @dataclass(frozen=True)
@@ -118,14 +119,18 @@ class Connection:
         self.stop()
 
     async def _serve(self, answering: trio.Nursery) -> None:
-        for turn in count(1):
+        work = 0
+        while True:
             event = self._session.next_event()
+            work += 1
             match event:
                 case NeedData():
                     await self._flush()
                     self._session.receive_data(await self._receive())
                 case RequestReceived():
                     await self._answer(event, answering)
+                    if isinstance(event.request, BatchRequest):
+                        work += len(event.request.suffixes) // _KEYS
                 case RequestRejected():
                     await self._reply(event.request_id, event.reply)
                     if event.fatal:
@@ -135,7 +140,8 @@ class Connection:
                     return
                 case ReplyReceived():
                     raise AssertionError("a daemon's session receives no replies")
-            if turn % _TURN == 0:
+            if work >= _TURN:
+                work = 0
                 await trio.lowlevel.checkpoint()
 
     async def _receive(self) -> bytes:
