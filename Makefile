@@ -7,7 +7,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST_WORKERS ?= 2
+# One more than two cores: many tests wait for a device, a start or a deadline.
+PYTEST_WORKERS ?= 3
 PYTEST_ARGS ?=
 SECONDS ?= 60
 # Byte code is made when a module is first imported: most of what LMCache brings along never is.
