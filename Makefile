@@ -13,7 +13,8 @@ PYTEST_ARGS ?=
 SECONDS ?= 60
 # Byte code is made when a module is first imported: most of what LMCache brings along never is.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
-PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+# Folders with the longest files come first, and stay first, so that no worker ends alone with one of them.
+PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 # No configuration: it names every package, and would warn of those that these tests don't import.
 COVERAGE_OF := --cov-branch --cov-config=/dev/null --cov-report=term:skip-covered --cov-fail-under=100 --cov
 
@@ -30,7 +31,7 @@ ifeq ($(PYTEST_ARGS),)
 	@echo "== tests of the protocol, which must reach every branch of it =="
 	@$(PYTEST) protocol/tests $(COVERAGE_OF)=hypercache_protocol
 	@echo "== all other tests =="
-	@$(PYTEST) daemon_ext/tests connector/tests compat_tests/tests
+	@$(PYTEST) compat_tests/tests connector/tests daemon_ext/tests
 else
 	@$(PYTEST) $(PYTEST_ARGS)
 endif
