@@ -10,11 +10,19 @@ from contextlib import ExitStack
 
 import pytest
 
-from hypercache_compat.daemon_process import DaemonProcess, running_daemon
+from hypercache_compat.daemon_process import DaemonProcess, running_daemon, started_by
+from hypercache_compat.forked import fork_daemon
 from hypercache_compat.lmcache_versions import LMCACHE_VERSIONS, lmcache_process
 from hypercache_compat.old_clients import OLD_CLIENT_VERSIONS, old_client
 from hypercache_compat.raw_wire import RawConnection
 from hypercache_compat.scenario_process import ScenarioProcess
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_daemons() -> Iterator[None]:
+    """Daemons start with everything imported."""
+    with started_by(fork_daemon):
+        yield
 
 
 @pytest.fixture(scope="module")

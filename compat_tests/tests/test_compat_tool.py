@@ -79,7 +79,7 @@ def test_a_daemon_without_the_c_unpacker_passes_and_takes_no_more_memory_over_ho
 ) -> None:
     monkeypatch.setenv("MSGPACK_PUREPYTHON", "1")
     usual = [each for each in CHECKS if each.name.startswith(("hello", "frames", "batches", "sessions"))]
-    with running_daemon() as own:
+    with running_daemon(DaemonOptions(new_interpreter=True)) as own:
         assert run(own.socket_path, checks=usual).conforms
         before_bytes = own.peak_memory_bytes()
         report = run(own.socket_path, checks=[each for each in CHECKS if each.name.startswith("hostile")])

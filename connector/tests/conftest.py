@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from hypercache_compat.daemon_process import started_by
+from hypercache_compat.forked import fork_daemon
 from hypercache_connector import HyperCacheConnector
 from hypercache_connector.completions import Completion
 from hypercache_protocol import (
@@ -504,6 +506,13 @@ class Driver:
 
 
 Connect = Callable[..., Driver]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_daemons() -> Iterator[None]:
+    """Daemons start with everything imported."""
+    with started_by(fork_daemon):
+        yield
 
 
 @pytest.fixture

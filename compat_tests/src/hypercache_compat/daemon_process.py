@@ -12,10 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from .raw_wire import RawConnection
 
@@ -23,9 +24,27 @@ START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 20.0
 
 
+class Process(Protocol):
+    """What is needed of a started process; `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def kill(self) -> None: ...
+
+
+Starter = Callable[[Sequence[str], Path], Process]
+"""Starts a daemon with these arguments; what it prints goes to the end of a file."""
+
+
 @dataclass(frozen=True)
 class DaemonOptions:
-    """What to start a daemon with. With `devices` empty it makes files in a pool folder."""
+    """What to start a daemon with. With `devices` empty it makes files in a pool folder.
+
+    With `new_interpreter` it is the command that a user runs, whatever else starts daemons here.
+    """
 
     devices: tuple[str, ...] = ()
     pool_size: str = "1GiB"
@@ -35,6 +54,7 @@ class DaemonOptions:
     backend: str | None = None
     ingest_prefixes: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
+    new_interpreter: bool = False
 
 
 class DaemonFailed(RuntimeError):
@@ -52,7 +72,7 @@ class DaemonProcess:
         self.pool_folder = folder / "pool"
         self.state_folder = folder / "state"
         self.log_path = folder / "daemon.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     @property
     def pid(self) -> int:
@@ -81,14 +101,12 @@ class DaemonProcess:
         Raises:
             DaemonFailed: it ended, or did not answer within START_DEADLINE_S.
         """
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                daemon_command(*self.arguments()), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        starter = start_command if self.options.new_interpreter else _starter
+        self._process = starter(self.arguments(), self.log_path)
         deadline = time.monotonic() + START_DEADLINE_S
         while not self._answers():
-            if self._process.poll() is not None:
-                raise DaemonFailed(f"hypercached ended with {self._process.returncode}:\n{self.log_tail()}")
+            if (status := self._process.poll()) is not None:
+                raise DaemonFailed(f"hypercached ended with {status}:\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 self.kill()
                 raise DaemonFailed(f"hypercached did not answer in time:\n{self.log_tail()}")
@@ -134,7 +152,7 @@ class DaemonProcess:
         except OSError:
             return False
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> Process:
         if self._process is None:
             raise DaemonFailed("the daemon was not started")
         return self._process
@@ -158,16 +176,43 @@ def daemon_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "hypercache_daemon", *arguments]
 
 
-def run_refused(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a daemon that is expected to refuse its configuration, and give what it said."""
-    return subprocess.run(
-        daemon_command(*arguments),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=START_DEADLINE_S,
-        check=False,
-    )
+def start_command(arguments: Sequence[str], log_path: Path) -> Process:
+    """The daemon as a user starts it."""
+    with log_path.open("ab") as log:
+        return subprocess.Popen(daemon_command(*arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+_starter: Starter = start_command
+
+
+@contextmanager
+def started_by(starter: Starter) -> Iterator[None]:
+    """All daemons are started by `starter` meanwhile."""
+    global _starter
+    before, _starter = _starter, starter
+    try:
+        yield
+    finally:
+        _starter = before
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """How a daemon ended by itself, and what it printed."""
+
+    returncode: int
+    stderr: str
+
+
+def run_refused(*arguments: str) -> Refusal:
+    """Run a daemon that is expected to refuse its configuration."""
+    with tempfile.TemporaryDirectory(prefix="hc", dir="/tmp") as folder:
+        log_path = Path(folder, "log")
+        process = _starter(arguments, log_path)
+        try:
+            return Refusal(process.wait(START_DEADLINE_S), log_path.read_text())
+        finally:
+            process.kill()
 
 
 @contextmanager
