@@ -38,7 +38,7 @@ def test_every_reason_is_one_that_the_readme_explains() -> None:
         ({"namespace": None}, "'namespace' is wrong"),
         ({"namespace": ""}, "must be 1 to 512 bytes long, not 0"),
         ({"namespace": "x" * 513}, "must be 1 to 512 bytes long, not 513"),
-        ({"tiem_out": 1}, "unknown parameter 'tiem_out': remove it or correct its name; known are namespace"),
+        ({"tiem_out": 1}, "unknown parameter 'tiem_out': remove it or correct its name; known are close"),
         ({"timeout_s": 0}, "'timeout_s' is wrong: Input should be greater than 0"),
         ({"timeout_s": "5"}, "'timeout_s' is wrong"),
         ({"timeout_s": float("nan")}, "'timeout_s' is wrong"),

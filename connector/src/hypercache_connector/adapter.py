@@ -13,30 +13,26 @@ from __future__ import annotations
 
 import select
 import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import compress
+from itertools import chain, compress
 from operator import not_
 from typing import Any
 
 from typing_extensions import assert_never
 
-from . import checksum
 from . import config as configuration
-from .client import Client
 from .completions import Completion, Completions
 from .config import Config
-from .devices import Devices
 from .direct_io import Buffer
-from .engine import LOAD_NEEDS, Engine, count
+from .engine import LOAD_NEEDS, Engine, close_engine, count, open_engine, report
 from .keys import UriMapping
 from .lookup_lane import MOST_KEYS, LookupLane
-from .outcomes import Counters, Outcome, ThrottledLog, by_name, logger, which_are_good
+from .outcomes import Outcome, by_name, logger, which_are_good
 from .storing import store
 from .transfers import delete, load, lookup
-from .workers import ChunkWorkers, TaskQueue, join_all
+from .workers import TaskQueue
 
 
 class Kind(Enum):
@@ -73,11 +69,15 @@ class HyperCacheConnector:
 
     def __init__(self, **adapter_params: Any) -> None:
         settings = configuration.parse(adapter_params)
-        self._close_timeout_s = settings.close_timeout_s
         self._mapping = UriMapping(settings.namespace)
-        self._counters = Counters()
         self._completions = Completions()
-        self._engine = _engine(settings, self._counters)
+        self._engine = replace(
+            open_engine(settings),
+            tier=settings.tier,
+            overwrite=settings.overwrite,
+            seals=settings.seal_for_old_daemons,
+        )
+        self._counters = self._engine.counters
         self._ready = select.epoll()
         self._ready.register(self._completions.event_fd, select.EPOLLIN)
         self._event_fd = self._ready.fileno()
@@ -145,21 +145,10 @@ class HyperCacheConnector:
 
     def status(self) -> dict[str, Any]:
         """Counts per reason, what waits, and how the daemon is; README.md explains each."""
-        client = self._engine.client
-        return {
-            **self._counters.snapshot(),
-            "waiting": {kind.value: queue.waiting for kind, queue in self._queues.items()},
-            "pending": self._completions.pending,
-            "daemon": {
-                "instance_id": client.instance_id,
-                "features": sorted(client.features),
-                "wire": str(client.wire) if client.wire else None,
-                "breaker_open": client.breaker_open,
-                "lookup_lane_open": self._lane.is_open,
-            },
-            "devices_refusing_direct_io": self._engine.devices.refusing_direct(),
-            "checksum_library": checksum.LIBRARY,
-        }
+        status = report(self._engine)
+        status["daemon"]["lookup_lane_open"] = self._lane.is_open
+        waiting = {kind.value: queue.waiting for kind, queue in self._queues.items()}
+        return {**status, "waiting": waiting, "pending": self._completions.pending}
 
     # -- operations --------------------------------------------------------------------------------------
 
@@ -238,50 +227,15 @@ class HyperCacheConnector:
     # -- the end -----------------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
-        deadline = time.monotonic() + self._close_timeout_s
         for queue in self._queues.values():
             for operation in queue.close():
                 self._fail(operation, Outcome.CLOSED)
         self._lane.close()
-        self._engine.readers.close()
-        self._engine.writers.close()
-        self._engine.client.close()
-        reading = [*self._queues[Kind.GET].threads, *self._engine.readers.threads]
-        others = [self._lane.watch, *(thread for queue in self._queues.values() for thread in queue.threads)]
-        while left := join_all(reading, deadline):
-            logger.error(
-                "%s: a device does not give back what it was asked to read; waiting on", left[0].name
-            )
-            deadline = time.monotonic() + self._close_timeout_s
-        for thread in join_all([*others, *self._engine.writers.threads], deadline):
-            logger.error("%s: a device does not finish what it was given to write; giving it up", thread.name)
-        self._engine.devices.forget_all()
+        threads = {kind: queue.threads for kind, queue in self._queues.items()}
+        loading = threads.pop(Kind.GET)
+        close_engine(self._engine, loading=loading, others=[self._lane.watch, *chain(*threads.values())])
         self._completions.close()
         self._ready.close()
-
-
-def _engine(settings: Config, counters: Counters) -> Engine:
-    log = ThrottledLog()
-    devices = Devices(settings.direct_io, counters, log)
-    client = Client(
-        settings.socket_path,
-        settings.timeout_s,
-        probe_interval_s=settings.probe_interval_s,
-        on_new_instance=devices.forget_all,
-        version=settings.wire,
-    )
-    return Engine(
-        client=client,
-        devices=devices,
-        readers=ChunkWorkers("hypercache-read", settings.read_workers),
-        writers=ChunkWorkers("hypercache-write", settings.write_workers),
-        counters=counters,
-        log=log,
-        tier=settings.tier,
-        overwrite=settings.overwrite,
-        seals=settings.seal_for_old_daemons,
-        transfer_timeout_s=settings.transfer_timeout_s,
-    )
 
 
 def _threads(settings: Config) -> dict[Kind, int]:

@@ -1,6 +1,7 @@
-"""The connector's parameters: what LMCache's JSON gives as `adapter_params`, checked once at the start.
+"""Parameters, checked once at the start: what LMCache's JSON gives as `adapter_params`, what a KVStore is
+given, and what both have in common.
 
-A wrong parameter stops LMCache's start with one sentence. A daemon that is merely down does not.
+A wrong parameter stops the start with one sentence. A daemon that is merely down does not.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import stat
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
@@ -22,6 +23,9 @@ from .keys import MAX_NAMESPACE_BYTES
 
 MAX_SOCKET_PATH_BYTES = 107
 """What fits into a Unix socket's address."""
+
+SOCKET_PATH = "/run/hypercache/hypercache.sock"
+_OTHER_SOCKET_PATHS = ("/tmp/hypercache/hypercache.sock", "/tmp/hypercache.sock")
 
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 Threads = Annotated[int, Field(ge=1, le=256)]
@@ -58,17 +62,13 @@ def _wire_version(value: object) -> WireVersion:
     raise ValueError(f"must be one of {', '.join(repr(str(version)) for version in RELEASED)}")
 
 
-class Config(BaseModel):
-    """Every parameter with its default; README.md says what each one is for."""
+class EngineConfig(BaseModel):
+    """What connector and KVStore have in common, with defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    namespace: str
-    socket_path: str = "/run/hypercache/hypercache.sock"
-    tier: Annotated[Tier, _word(Tier)] = Tier.NVME
+    socket_path: str = SOCKET_PATH
     direct_io: Annotated[DirectIo, _word(DirectIo)] = DirectIo.AUTO
-    overwrite: bool = False
-    seal_for_old_daemons: bool = False
     wire: Annotated[WireVersion, BeforeValidator(_wire_version)] = LATEST
     timeout_s: Seconds = 5.0
     transfer_timeout_s: Seconds = 30.0
@@ -76,6 +76,23 @@ class Config(BaseModel):
     close_timeout_s: Seconds = 10.0
     read_workers: Threads = 16
     write_workers: Threads = 16
+
+    @field_validator("socket_path")
+    @classmethod
+    def _check_socket_path(cls, socket_path: str) -> str:
+        problem = _socket_problem(socket_path)
+        if problem is not None:
+            raise ValueError(problem)
+        return socket_path
+
+
+class Config(EngineConfig):
+    """Every parameter of the connector with its default; README.md says what each one is for."""
+
+    namespace: str
+    tier: Annotated[Tier, _word(Tier)] = Tier.NVME
+    overwrite: bool = False
+    seal_for_old_daemons: bool = False
     lookup_threads: Threads = 2
     load_threads: Threads = 4
     store_threads: Threads = 4
@@ -89,44 +106,74 @@ class Config(BaseModel):
             raise ValueError(f"must be 1 to {MAX_NAMESPACE_BYTES} bytes long, not {size_bytes}")
         return namespace
 
-    @field_validator("socket_path")
-    @classmethod
-    def _check_socket_path(cls, socket_path: str) -> str:
-        problem = _socket_problem(socket_path)
-        if problem is not None:
-            raise ValueError(problem)
-        return socket_path
+
+class KVStoreConfig(EngineConfig):
+    """Every parameter of a KVStore with its default; docs/kv_store.md says what each one is for."""
+
+    default_tier: Annotated[Tier, _word(Tier)] = Tier.RAM
+    write_through: bool = False
+    overwrite: bool = True
+
+
+_Config = TypeVar("_Config", bound=EngineConfig)
 
 
 def parse(adapter_params: Mapping[str, Any]) -> Config:
-    """The checked parameters.
+    """The checked parameters of LMCache's JSON.
+
+    Raises:
+        ConfigError: one sentence that says what to change.
+    """
+    return checked(Config, adapter_params, "adapter_params")
+
+
+def checked(model: type[_Config], given: Mapping[str, Any], where: str) -> _Config:
+    """The parameters that were given `where`, checked.
 
     Raises:
         ConfigError: one sentence that says what to change.
     """
     try:
-        return Config.model_validate(dict(adapter_params))
+        return model.model_validate(dict(given))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        raise ConfigError(f"hypercache_connector: {_sentence(first)}") from None
+        raise ConfigError(f"hypercache_connector: {_sentence(first, model, where)}") from None
 
 
-def _sentence(error: ErrorDetails) -> str:
+def find_socket() -> str:
+    """The daemon's socket where none was named: the first that is there of those where hypercache-io looks.
+    Those in /tmp, where anybody may put one, count only if they are root's or this user's."""
+    if _status_of(SOCKET_PATH) is None:
+        for path in _OTHER_SOCKET_PATHS:
+            found = _status_of(path)
+            if found and stat.S_ISSOCK(found.st_mode) and found.st_uid in (0, os.geteuid()):
+                return path
+    return SOCKET_PATH
+
+
+def _status_of(path: str) -> os.stat_result | None:
+    try:
+        return Path(path).lstat()
+    except OSError:  # not there, or not for this user to know
+        return None
+
+
+def _sentence(error: ErrorDetails, model: type[EngineConfig], where: str) -> str:
     name = ".".join(str(part) for part in error["loc"])
     match error["type"], name:
         case "missing", "namespace":
             return (
-                "adapter_params needs 'namespace', a text that tells apart what LMCache's keys do not: "
+                f"{where} needs 'namespace', a text that tells apart what LMCache's keys do not: "
                 "model revision, dtype and layout (for instance 'llama-3.1-8b-rev2-bf16')"
             )
         case "extra_forbidden", _:
             return (
-                f"adapter_params has an unknown parameter {name!r}: remove it or correct its name; "
-                f"known are {', '.join(Config.model_fields)}"
+                f"{where} has an unknown parameter {name!r}: remove it or correct its name; "
+                f"known are {', '.join(sorted(model.model_fields))}"
             )
         case _:
             wrong = error["msg"].removeprefix("Value error, ")
-            return f"adapter_params: {name!r} is wrong: {wrong} (got {repr(error['input'])[:80]})"
+            return f"{where}: {name!r} is wrong: {wrong} (got {repr(error['input'])[:80]})"
 
 
 def _socket_problem(socket_path: str) -> str | None:
@@ -143,6 +190,6 @@ def _socket_problem(socket_path: str) -> str | None:
         return None  # not there yet: the daemon is merely down
     if not stat.S_ISSOCK(mode):
         return "there is something at this path that is not a socket; give the daemon's --socket path"
-    if not os.access(socket_path, os.W_OK):
+    if not os.access(socket_path, os.W_OK, effective_ids=True):
         return "this user may not write to the socket; add it to the socket's group"
     return None

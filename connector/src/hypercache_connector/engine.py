@@ -1,25 +1,31 @@
-"""What the operations work with, and how they ask the daemon.
+"""What the operations work with, how they ask the daemon, and how all of it is opened and closed.
 
-Rule: an exchange that breaks off says the same of every request in it; none of its replies can be trusted.
+Rules:
+1. An exchange that breaks off says the same of every request in it; none of its replies can be trusted.
+2. After `close_engine` returned, no thread of the engine touches a caller's buffer.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from threading import Thread
+from typing import Any, TypeVar
 
 from hypercache_protocol import LocalProtocolError, SyncStatus, Tier
 from hypercache_protocol.messages import GetWriteStatus, Locate, Request, WriteStatusReply
 
+from . import checksum
 from .client import Client
+from .config import EngineConfig
 from .connection import DaemonUnavailable
 from .devices import Devices
 from .layouts import Answer, ChunkTransfer
-from .outcomes import Counters, Outcome, ThrottledLog
-from .workers import ChunkWorkers
+from .outcomes import Counters, Outcome, ThrottledLog, logger
+from .workers import ChunkWorkers, join_all
 
 _Answer = TypeVar("_Answer")
 
@@ -34,7 +40,8 @@ _ERRORS = {errno.EIO: Outcome.IO_ERROR, errno.ENOSPC: Outcome.NO_SPACE, errno.ED
 
 @dataclass(frozen=True)
 class Engine:
-    """What the operations work with. `seals` is the mode in which a daemon without checksums is used."""
+    """What the operations work with, and how they store: in which `tier`, `pinned` or not, to the backend
+    too (`write_through`) or local-only. `seals` is the mode in which a daemon without checksums is used."""
 
     client: Client
     devices: Devices
@@ -44,13 +51,84 @@ class Engine:
     log: ThrottledLog
     tier: Tier = Tier.NVME
     overwrite: bool = False
+    pinned: bool = False
+    write_through: bool = False
     seals: bool = False
     transfer_timeout_s: float = 30.0
+    close_timeout_s: float = 10.0
 
     @property
     def load_needs(self) -> frozenset[str]:
         """What a daemon must have for its objects to be verifiable; a seal needs nothing of it."""
         return ANY_DAEMON if self.seals else LOAD_NEEDS
+
+
+# -- the beginning and the end ----------------------------------------------------------------------------
+
+
+def open_engine(settings: EngineConfig) -> Engine:
+    """An engine with threads of its own. Nothing is connected before the first exchange."""
+    counters, log = Counters(), ThrottledLog()
+    devices = Devices(settings.direct_io, counters, log)
+    client = Client(
+        settings.socket_path,
+        settings.timeout_s,
+        probe_interval_s=settings.probe_interval_s,
+        on_new_instance=devices.forget_all,
+        version=settings.wire,
+    )
+    return Engine(
+        client=client,
+        devices=devices,
+        readers=ChunkWorkers("hypercache-read", settings.read_workers),
+        writers=ChunkWorkers("hypercache-write", settings.write_workers),
+        counters=counters,
+        log=log,
+        transfer_timeout_s=settings.transfer_timeout_s,
+        close_timeout_s=settings.close_timeout_s,
+    )
+
+
+def close_engine(engine: Engine, *, loading: Iterable[Thread] = (), others: Iterable[Thread] = ()) -> None:
+    """Break off exchanges, begin no more chunks, and wait for those that are on their way.
+
+    After `close_timeout_s` a write that the device still holds is given up: it will never be committed. A
+    read is not: the device could yet write into memory that has another owner by then. Each further
+    `close_timeout_s` of waiting for it is logged as an error.
+
+    Args:
+        loading: further threads that read from devices; `others`: further ones that are to end.
+    """
+    deadline = time.monotonic() + engine.close_timeout_s
+    engine.readers.close()
+    engine.writers.close()
+    engine.client.close()
+    reading = [*loading, *engine.readers.threads]
+    while left := join_all(reading, deadline):
+        logger.error("%s: a device does not give back what it was asked to read; waiting on", left[0].name)
+        deadline = time.monotonic() + engine.close_timeout_s
+    for thread in join_all([*others, *engine.writers.threads], deadline):
+        logger.error("%s: a device does not finish what it was given to write; giving it up", thread.name)
+    engine.devices.forget_all()
+
+
+def report(engine: Engine) -> dict[str, Any]:
+    """Counts per reason, and how the daemon is; README.md explains each."""
+    client = engine.client
+    return {
+        **engine.counters.snapshot(),
+        "daemon": {
+            "instance_id": client.instance_id,
+            "features": sorted(client.features),
+            "wire": str(client.wire) if client.wire else None,
+            "breaker_open": client.breaker_open,
+        },
+        "devices_refusing_direct_io": engine.devices.refusing_direct(),
+        "checksum_library": checksum.LIBRARY,
+    }
+
+
+# -- asking -----------------------------------------------------------------------------------------------
 
 
 def exchanged(

@@ -7,7 +7,8 @@ Rules:
 2. The checksum is that of the caller's bytes, not of what a device gave back.
 3. What is stored already, verifiable and in the same size, is not written again unless asked for.
 4. A staged write that could not be filled is given back at once; what is left behind when the daemon
-   can't be reached, it drops by itself.
+   can't be reached, it drops by itself. One that is written through is never given back: refused by the
+   backend, it is committed here all the same.
 """
 
 from __future__ import annotations
@@ -77,13 +78,14 @@ class _Write:
             return self.sealed.transfers(index, layout)
         return transfers(index, layout, self.buffer)
 
-    def commit(self) -> CommitWrite:
+    def commit(self, *, write_through: bool) -> CommitWrite:
         """The request that makes the staged write the object."""
         if self.sealed or not self.staged:
             return CommitWrite(uri=self.uri)
         return CommitWrite(
             uri=self.uri,
-            local_only=True,
+            local_only=not write_through,
+            write_through=write_through,
             chunk_checksums=tuple(self.checksums),
             stage_id=self.staged.stage_id,
         )
@@ -166,7 +168,14 @@ def _sealed(write: _Write) -> SealedObject:
 
 def _stage_with(engine: Engine, writes: Sequence[_Write], needs: frozenset[str]) -> None:
     requests = [
-        StageWrite(uri=write.uri, size_bytes=write.size_bytes, auto_flush_s3=False, tier=engine.tier)
+        StageWrite(
+            uri=write.uri,
+            size_bytes=write.size_bytes,
+            auto_flush_s3=False,
+            write_through=engine.write_through,
+            pinned=engine.pinned,
+            tier=engine.tier,
+        )
         for write in writes
     ]
     for write, answer in zip(writes, exchanged(engine, requests, needs), strict=True):
@@ -210,7 +219,8 @@ def _commit(engine: Engine, writes: Sequence[_Write]) -> None:
 
 
 def _commit_with(engine: Engine, writes: Sequence[_Write], needs: frozenset[str]) -> None:
-    answers = exchanged(engine, [write.commit() for write in writes], needs)
+    requests = [write.commit(write_through=engine.write_through) for write in writes]
+    answers = exchanged(engine, requests, needs)
     for write, answer in zip(writes, answers, strict=True):
         done = isinstance(answer, CommittedReply) and answer.object_size == write.size_bytes
         write.outcome = Outcome.OK if done else refusal(answer)
@@ -223,5 +233,7 @@ def _commit_with(engine: Engine, writes: Sequence[_Write], needs: frozenset[str]
 def _give_back(engine: Engine, writes: Sequence[_Write]) -> None:
     """Free the blocks of what was staged in vain. There is no request for that but to evict the uri, so
     only where nothing was committed under it before."""
+    if engine.write_through:
+        return
     vain = [write for write in writes if write.staged and write.was_absent and write.outcome in _VAIN]
     exchanged(engine, [Evict(uri=write.uri) for write in vain])

@@ -26,7 +26,7 @@ from .layouts import Answer, ChunkTransfer, chunks_of, interleaved, refusal, tra
 from .outcomes import Outcome
 from .sealed_objects import SealedObject, doubt_about_object, looked_up, needs_seal
 
-__all__ = ["Engine", "delete", "load", "lookup"]
+__all__ = ["Engine", "delete", "load", "load_located", "lookup"]
 
 _DAMAGE = frozenset(
     {Outcome.CHECKSUM_MISMATCH, Outcome.SHORT_TRANSFER, Outcome.RAM_FILE_GONE, Outcome.IO_ERROR}
@@ -64,8 +64,14 @@ def load(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> list
     Args:
         buffers: one writable buffer per uri, of exactly the object's size (of its payload's, if sealed).
     """
+    return load_located(engine, uris, located(engine, uris), buffers)
+
+
+def load_located(
+    engine: Engine, uris: Sequence[str], hits: Sequence[Answer], buffers: Sequence[Buffer]
+) -> list[Outcome]:
+    """The same where it was asked before what lies where: `hits` are what `located` gave for `uris`."""
     deadline = time.monotonic() + engine.transfer_timeout_s
-    hits = located(engine, uris)
     doubts = [
         doubt_about_object(hit, uri, buffer.size_bytes, seals=engine.seals)
         for uri, hit, buffer in zip(uris, hits, buffers, strict=True)
