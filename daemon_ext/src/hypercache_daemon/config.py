@@ -69,6 +69,7 @@ class Config(BaseModel):
         if (self.pool_dir is None) == (not self.device):
             raise ValueError("give either --pool-dir or --device (repeated), and not both")
         if self.device and self.state_dir is None:
+    verify_on_commit: bool = False
             raise ValueError("--device needs --state-dir, the folder for the catalog")
         if self.evict_down_to > self.evict_above:
             raise ValueError("--evict-down-to must not be above --evict-above")
@@ -183,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         elif info.annotation == tuple[str, ...]:
             parser.add_argument(flag, dest=name, action="append", metavar="…", help=_HELP[name])
         else:
+    "verify_on_commit": "read back what is committed with checksums before the commit is acknowledged",
             default = "" if info.default is None else f" (default: {_shown(info.default)})"
             parser.add_argument(flag, dest=name, metavar="…", help=_HELP[name] + default)
     return parser

@@ -148,7 +148,7 @@ def _wired(
         store, high=config.evict_above, low=config.evict_down_to, max_objects=config.max_objects
     )
     flusher = Flusher(store, backend)
-    writer = Writer(store, remover, flusher)
+    writer = Writer(store, remover, flusher, config.verify_on_commit)
     ingester = Ingester(store, writer, backend, background)
     handlers = Handlers(
         store,

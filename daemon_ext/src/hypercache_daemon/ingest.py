@@ -20,7 +20,6 @@ from hypercache_protocol.fields import Tier
 from hypercache_protocol.messages import StageWrite
 from hypercache_protocol.states import StateEvent
 
-from . import devices
 from .backend import Backend, BackendError, Target
 from .catalog import CatalogError
 from .core.objects import StagedWrite, StoredObject
@@ -134,7 +133,7 @@ class Ingester:
                 buffer += piece
             chunk = bytes(buffer[: extent.length])
             del buffer[: extent.length]
-            devices.write_chunk(self.store.path(staged.tier, extent), extent.offset, chunk)
+            self.store.write(staged.tier, extent, chunk)
             checksums.append(zlib.crc32(chunk))
         if buffer or next(pieces, b""):
             raise BackendError(f"{staged.uri} grew while it was fetched")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import trio
@@ -13,8 +14,10 @@ from hypercache_protocol.fields import Tier
 from hypercache_protocol.messages import ChunkLocation
 
 from . import devices
+from .access import DeviceError
 from .catalog import Catalog
 from .catalog_rows import AddHold, Change, DropHold
+from .chunk_crc import crc32_of
 from .core.allocator import Extent
 from .core.cache import Cache, Times
 from .core.objects import Hold, StagedWrite
@@ -37,6 +40,8 @@ class Store:
     clock: Callable[[], float] = trio.current_time
     locks: UriLocks = field(default_factory=UriLocks)
     hashing: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(_HASHING))
+    suspect: Callable[[int, Exception], None] = lambda _device, _error: None
+    """Told in a worker thread that the daemon's own I/O on a device failed, and how."""
 
     def path(self, tier: Tier, extent: Extent) -> str:
         """The file or device that a client opens for a chunk."""
@@ -101,10 +106,35 @@ class Store:
         except OSError as error:
             log.warning("RAM files could not be removed: %s", error)
 
+    # -- the bytes themselves: what blocks here belongs in a worker thread -----------------------------
+
     def pieces(self, tier: Tier, extents: Sequence[Extent]) -> Iterator[bytes]:
-        """The bytes of an object, chunk by chunk. Blocks, so call it in a worker thread."""
+        """The bytes of an object, chunk by chunk. Blocks."""
         for extent in extents:
-            yield devices.read_chunk(self.path(tier, extent), extent.offset, extent.length)
+            with self._watched(tier, extent):
+                piece = devices.read_chunk(self.path(tier, extent), extent.offset, extent.length)
+            yield piece
+
+    def write(self, tier: Tier, extent: Extent, data: bytes) -> None:
+        """Fill a chunk. Blocks. OSError where it cannot be written."""
+        with self._watched(tier, extent):
+            devices.write_chunk(self.path(tier, extent), extent.offset, data)
+
+    def crc32_of(self, tier: Tier, extent: Extent, crc: int = 0) -> int:
+        """The CRC-32 of a chunk or of a piece of one, gone on with from `crc`. Blocks. OSError or
+        DeviceError where it cannot be read."""
+        with self._watched(tier, extent):
+            return crc32_of(self.path(tier, extent), extent.offset, extent.length, crc)
+
+    @contextmanager
+    def _watched(self, tier: Tier, extent: Extent) -> Iterator[None]:
+        """Have a device looked at where the body's I/O on it fails."""
+        try:
+            yield
+        except (OSError, DeviceError) as error:
+            if tier is Tier.NVME:
+                self.suspect(extent.device, error)
+            raise
 
     async def sha256_of(self, staged: StagedWrite) -> str:
         """The SHA-256 of what a staged write holds, in lower-case hex. OSError or DeviceError where it
@@ -117,6 +147,16 @@ class Store:
             return hasher.hexdigest()
 
         return await trio.to_thread.run_sync(digest, limiter=self.hashing)
+
+    async def wrong_chunks(self, staged: StagedWrite, checksums: Sequence[int]) -> list[int]:
+        """The numbers of the chunks of a staged write that don't have these CRC-32s, one given for each.
+        OSError or DeviceError where one cannot be read."""
+
+        def compared() -> list[int]:
+            chunks = enumerate(zip(tuple(staged.extents), checksums, strict=True))
+            return [n for n, (extent, crc) in chunks if self.crc32_of(staged.tier, extent) != crc]
+
+        return await trio.to_thread.run_sync(compared, limiter=self.hashing)
 
 
 def hold_change(hold: Hold) -> AddHold:

@@ -30,11 +30,13 @@ _TRIES = 4
 
 @dataclass
 class Writer:
-    """Carries out the three steps of a write."""
+    """Carries out the three steps of a write. With `verify_on_commit` what is committed with
+    `chunk_checksums` is read back first."""
 
     store: Store
     remover: Remover
     flusher: Flusher
+    verify_on_commit: bool = False
 
     async def stage(
         self, requests: Sequence[StageWrite], connection_id: int | None
@@ -245,7 +247,7 @@ class Writer:
             try:
                 staged = self._found(request.uri, connection_id, request.stage_id)
                 self._check_commit(request, staged)
-                await self._check_sha256(request, staged)
+                await self._check_bytes(request, staged)
             except DaemonError as refusal:
                 results[index] = refusal
                 continue
@@ -275,12 +277,12 @@ class Writer:
                 f"with {len(staged.extents)} chunks; give one CRC-32 per chunk, in layout order",
             )
 
-    async def _check_sha256(self, request: CommitWrite, staged: StagedWrite) -> None:
-        if request.sha256 is None:
-            return
+    async def _check_bytes(self, request: CommitWrite, staged: StagedWrite) -> None:
+        """Read back what is to be verified, in a worker thread."""
         staged.busy = True
         try:
-            found = await self.store.sha256_of(staged)
+            await self._check_sha256(request, staged)
+            await self._check_chunks(request, staged)
         except (DeviceError, OSError) as error:
             raise DaemonError(
                 ErrorCode.UNAVAILABLE, f"commit_write: {request.uri} cannot be read back: {error}"
@@ -295,6 +297,11 @@ class Writer:
             )
 
     def _plan(self, request: CommitWrite, staged: StagedWrite) -> StoredObject:
+
+    async def _check_sha256(self, request: CommitWrite, staged: StagedWrite) -> None:
+        if request.sha256 is None:
+            return
+        found = await self.store.sha256_of(staged)
         unflushed = not staged.auto_flush and not _is_through(request, staged)
         event = StateEvent.COMMIT_LOCAL_ONLY if request.local_only or unflushed else StateEvent.COMMIT
         return self.store.cache.plan_commit(
@@ -302,6 +309,18 @@ class Writer:
             event,
             checksums=request.chunk_checksums,
             sha256=request.sha256,
+    async def _check_chunks(self, request: CommitWrite, staged: StagedWrite) -> None:
+        if not self.verify_on_commit or request.chunk_checksums is None:
+            return
+        wrong = await self.store.wrong_chunks(staged, request.chunk_checksums)
+        if wrong:
+            raise DaemonError(
+                ErrorCode.CHECKSUM_MISMATCH,
+                f"commit_write: {len(wrong)} of {len(staged.extents)} chunks of {request.uri} don't have the "
+                f"CRC-32 that chunk_checksums gives, the first of them chunk {wrong[0]} (counted from 0); "
+                "write them again, then commit",
+            )
+
             announce_committed=not request.local_only,
         )
 

@@ -1,0 +1,164 @@
+"""What a commit with checksums reads back before it is acknowledged, where the operator wants that."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from daemon_harness import CHUNK, Client, Daemon, pattern, running, write_layout
+from frames import framed, layouts_of
+
+from hypercache_daemon.access import DeviceError
+from hypercache_daemon.chunk_crc import crc32_of
+
+URI = "hypercache://a/b"
+TIERS = pytest.mark.parametrize("tier", ["nvme", "ram"])
+
+
+def sums_of(data: bytes) -> list[int]:
+    return [zlib.crc32(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
+
+
+@contextmanager
+def no_checking(daemon: Daemon) -> Iterator[None]:
+    """Whatever is to be read back waits as long as this holds every place for it."""
+    limiter = daemon.parts.store.hashing
+    holders = [object() for _ in range(int(limiter.total_tokens))]
+    for holder in holders:
+        limiter.acquire_on_behalf_of_nowait(holder)
+    try:
+        yield
+    finally:
+        for holder in holders:
+            limiter.release_on_behalf_of(holder)
+
+
+@TIERS
+async def test_a_wrong_byte_is_found_before_the_commit_is_acknowledged(short_dir: Path, tier: str) -> None:
+    data = pattern(1, CHUNK + 100)
+    async with running(short_dir, verify_on_commit=True) as daemon:
+        client = await daemon.connect()
+        staged = await client.stage(URI, data[:-1] + b"X", tier=tier)
+        request = {"uri": URI, "chunk_checksums": sums_of(data), "local_only": True}
+        code, sentence = await client.refusal("commit_write", **request)
+        assert code == "CHECKSUM_MISMATCH"
+        assert f"1 of 2 chunks of {URI}" in sentence
+        assert "the first of them chunk 1 " in sentence
+        assert (await client.ask("locate", uri=URI))["sync_status"] == "STAGED", "the staged write stays"
+        write_layout(staged["chunk_layout"], data)
+        assert (await client.ask("commit_write", **request))["status"] == "WRITECOMMITTED"
+        assert await client.fetch(URI) == data
+
+
+async def test_the_object_before_stays_where_its_successor_is_wrong(short_dir: Path) -> None:
+    async with running(short_dir, verify_on_commit=True) as daemon:
+        client = await daemon.connect()
+        await client.store(URI, b"old")
+        await client.stage(URI, b"neW")
+        refused = await client.refusal("commit_write", uri=URI, chunk_checksums=sums_of(b"new"))
+        assert refused[0] == "CHECKSUM_MISMATCH"
+        assert await client.fetch(URI) == b"old"
+
+
+async def test_nothing_is_read_back_unless_it_is_asked_for(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        reply = await client.store(URI, b"bytes", {"chunk_checksums": sums_of(b"other")})
+        assert reply["status"] == "WRITECOMMITTED"
+    async with running(short_dir, verify_on_commit=True) as daemon:
+        client = await daemon.connect()
+        with no_checking(daemon):
+            reply = await client.store("hypercache://without/checksums", b"bytes")
+        assert reply["status"] == "WRITECOMMITTED"
+
+
+async def test_of_a_batch_only_what_is_wrong_is_refused(short_dir: Path) -> None:
+    objects = {"good": b"one", "bad": b"two", "last": b"three"}
+    async with running(short_dir, verify_on_commit=True) as daemon:
+        client = await framed(daemon)
+        sizes = [len(data) for data in objects.values()]
+        staged = await client.ask("stage_many", suffixes=list(objects), sizes=sizes)
+        for layout, data in zip(layouts_of(staged["layouts"]), objects.values(), strict=True):
+            write_layout(layout["chunk_layout"], data)
+        reply = await client.ask(
+            "commit_many",
+            suffixes=list(objects),
+            stage_ids=staged["stage_ids"],
+            local_only=True,
+            checksum_counts=words([1, 1, 1]),
+            checksums=words([zlib.crc32(b"one"), zlib.crc32(b"TWO"), zlib.crc32(b"three")]),
+        )
+        assert [(error["index"], error["error_code"]) for error in reply["errors"]] == [
+            (1, "CHECKSUM_MISMATCH")
+        ]
+        assert [await client.fetch(name) for name in objects] == [b"one", b"two", b"three"]
+        assert daemon.parts.store.cache.newest_staged("bad") is not None, "what was refused stays staged"
+
+
+def words(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}I", *numbers)
+
+
+async def test_others_are_served_while_a_commit_is_read_back(short_dir: Path) -> None:
+    async with running(short_dir, verify_on_commit=True) as daemon:
+        slow, other = await daemon.connect(), await daemon.connect()
+        await slow.stage(URI, b"bytes")
+        async with trio.open_nursery() as nursery:
+            with no_checking(daemon):
+                nursery.start_soon(commits, slow)
+                for number in range(3):
+                    await other.store(f"hypercache://other/{number}", b"more")
+                assert (await other.ask("locate", uri=URI))["sync_status"] == "STAGED"
+        assert (await other.ask("locate", uri=URI))["sync_status"] == "COMMITTED"
+
+
+async def commits(client: Client) -> None:
+    reply = await client.ask("commit_write", uri=URI, chunk_checksums=sums_of(b"bytes"))
+    assert reply["status"] == "WRITECOMMITTED"
+
+
+async def test_what_cannot_be_read_back_is_refused_and_stays_staged(short_dir: Path) -> None:
+    async with running(short_dir, verify_on_commit=True) as daemon:
+        client = await daemon.connect()
+        staged = await client.ask("stage_write", uri=URI, size_bytes=5, tier="ram")  # and writes nothing
+        code, sentence = await client.refusal("commit_write", uri=URI, chunk_checksums=[0])
+        assert code == "UNAVAILABLE"
+        assert "was cut off" in sentence
+        write_layout(staged["chunk_layout"], b"bytes")
+        reply = await client.ask("commit_write", uri=URI, chunk_checksums=sums_of(b"bytes"))
+        assert reply["status"] == "WRITECOMMITTED"
+
+
+# -- the reading itself --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["/dev/shm", "/var/tmp"])  # without and with reads past the page cache
+@pytest.mark.parametrize("length", [1, 511, 4096, 4097, 300_000])
+def test_the_crc_is_that_of_the_bytes_and_goes_on_from_another(folder: str, length: int) -> None:
+    data = pattern(3, 400_000)
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        file.write(data)
+        file.flush()
+        assert crc32_of(file.name, 4096, length) == zlib.crc32(data[4096 : 4096 + length])
+        first = crc32_of(file.name, 0, 4096)
+        assert crc32_of(file.name, 4096, length, first) == zlib.crc32(data[: 4096 + length])
+
+
+@pytest.mark.parametrize("folder", ["/dev/shm", "/var/tmp"])
+@pytest.mark.parametrize("left", [0, 4096, 5000, 8191])
+def test_a_device_that_ends_too_early_is_named(folder: str, left: int) -> None:
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        file.truncate(left)
+        with pytest.raises(DeviceError, match=rf"{file.name} was cut off: it ends before byte 8192"):
+            crc32_of(file.name, 4096, 4096)
+
+
+def test_a_device_that_is_gone_is_an_error_of_the_system() -> None:
+    with pytest.raises(FileNotFoundError):
+        crc32_of("/var/tmp/there-is-no-such-device", 0, 1)
