@@ -32,7 +32,8 @@ def cache_of(sizes: list[int]) -> Cache:
 
 
 def victims(cache: Cache, wanted_bytes: int, busy: str = "") -> list[str]:
-    return [stored.uri for stored in cache.victims(Tier.NVME, wanted_bytes, lambda uri: uri not in busy)]
+    room = cache.pools[Tier.NVME]
+    return [stored.uri for stored in cache.victims(room, wanted_bytes, lambda uri: uri not in busy)]
 
 
 def test_the_coldest_leave_until_there_is_enough() -> None:

@@ -1,7 +1,7 @@
 """The cache against a model that is too simple to be wrong: lists of who owns which blocks.
 
-After every step: free + used + staged + quarantined == total, no block has two owners, every figure is what
-the lists add up to, and the policy knows exactly the objects that may be evicted.
+After every step: free + used + staged + quarantined == total, no block has two owners, every figure of every
+pool and prefix is what the lists add up to, and each policy knows exactly the objects that may be evicted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hypercache_daemon.core.allocator import Allocator, Extent
 from hypercache_daemon.core.cache import Cache, NotStaged, StageOptions, Times
+from hypercache_daemon.core.capacities import Capacities, Capacity
 from hypercache_daemon.core.eviction import Lru
-from hypercache_daemon.core.objects import Hold, NoSpace, StagedWrite, StoredObject
+from hypercache_daemon.core.objects import Hold, NoRoom, NoSpace, OverCapacity, StagedWrite, StoredObject
 from hypercache_daemon.core.pool import Pool
 from hypercache_daemon.core.ram import RamAllocator
 from hypercache_daemon.core.records import record_of
@@ -34,7 +35,9 @@ SHARE = 0.25
 TIMES = Times(quarantine_s=10.0, stage_expiry_s=100.0)
 OPTIONS = StageOptions(auto_flush=True, write_through=False, pinned=False)
 
-URIS = st.sampled_from(["a", "b", "c", "d"])
+LIMITS = {"x://a/b/": 3 * MIB, "x://a/": 6 * MIB}
+"""The innermost first."""
+URIS = st.sampled_from(["x://a/1", "x://a/b/2", "x://a/b", "x://ab"])
 TIERS = st.sampled_from(Tier)
 SIZES = st.sampled_from([0, 1, PAGE, PAGE + 1, MIB, CHUNK_SIZE + 1]) | st.integers(0, 3 * MIB)
 CONNECTIONS = st.sampled_from([1, 2, None])
@@ -47,6 +50,10 @@ def pages(extents: Iterable[Extent]) -> int:
 
 def rounded(size_bytes: int) -> int:
     return -(-size_bytes // PAGE) * PAGE
+
+
+def under(uri: str, prefix: str) -> bool:
+    return f"{uri}/".startswith(prefix)
 
 
 @dataclass
@@ -110,16 +117,17 @@ class CacheMachine(RuleBasedStateMachine):
             Tier.NVME: Pool(Tier.NVME, Allocator(DEVICES, FIRST_OFFSET), Lru(), SHARE),
             Tier.RAM: Pool(Tier.RAM, RamAllocator(RAM_BYTES, self.epoch << 40), Lru(), SHARE),
         }
-        return Cache(pools, self.epoch, TIMES)
+        capacities = Capacities(Capacity(prefix, limit, Lru()) for prefix, limit in LIMITS.items())
+        return Cache(pools, self.epoch, TIMES, capacities)
 
     # -- writing -----------------------------------------------------------------------------------------
 
     @rule(uri=URIS, size=SIZES, tier=TIERS, connection=CONNECTIONS, pinned=st.booleans())
     def stage(self, uri: str, size: int, tier: Tier, connection: int | None, pinned: bool) -> None:
-        free_bytes = self.free_bytes(tier)
+        report = self.report(uri, size, tier)
         staged = self.cache.stage(uri, size, tier, connection, replace(OPTIONS, pinned=pinned), self.now)
-        if rounded(size) > free_bytes:
-            self.check_no_space(staged, size, tier)
+        if report is not None:
+            assert staged == report
             return
         assert isinstance(staged, StagedWrite)
         assert staged.stage_id not in self.stage_ids
@@ -131,11 +139,10 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), size=SIZES)
     def append(self, data: st.DataObject, size: int) -> None:
         write = self.pick(data, self.writes)
-        tier = write.staged.tier
-        free_bytes = self.free_bytes(tier)
+        report = self.report(write.staged.uri, size, write.staged.tier)
         extents = self.cache.append(write.staged, size, self.now)
-        if rounded(size) > free_bytes:
-            self.check_no_space(extents, size, tier)
+        if report is not None:
+            assert extents == report
             return
         assert isinstance(extents, tuple)
         self.check_granted(extents, size)
@@ -305,11 +312,17 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.locate(uris) == [self.objects.get(uri) for uri in uris]
 
     @precondition(lambda self: any(self.evictable(tier) for tier in Tier))
-    @rule(tier=TIERS, size=SIZES | st.integers(6 * MIB, 14 * MIB), locked=st.sets(URIS, max_size=1))
-    def make_room(self, tier: Tier, size: int, locked: set[str]) -> None:
-        evictable = self.evictable(tier)
-        missing_bytes = self.cache.pools[tier].missing_bytes(size)
-        victims = self.cache.victims(tier, missing_bytes, lambda uri: uri not in locked)
+    @rule(
+        place=TIERS | st.sampled_from(list(LIMITS)),
+        size=SIZES | st.integers(6 * MIB, 14 * MIB),
+        locked=st.sets(URIS, max_size=1),
+    )
+    def make_room(self, place: Tier | str, size: int, locked: set[str]) -> None:
+        is_tier = isinstance(place, Tier)
+        room = self.cache.pools[place] if is_tier else self.cache.capacities[place]
+        evictable = self.evictable(place) if is_tier else self.evictable_under(place)
+        missing_bytes = room.missing_bytes(size)
+        victims = self.cache.victims(room, missing_bytes, lambda uri: uri not in locked)
         assert set(victims) <= {stored for stored in evictable if stored.uri not in locked}
         assert len(set(victims)) == len(victims)
         freed_bytes = sum(pages(stored.extents) for stored in victims)
@@ -322,7 +335,8 @@ class CacheMachine(RuleBasedStateMachine):
             self.remove(stored.uri)
         self.release_due()
         if freed_bytes >= missing_bytes and not read.intersection(v.generation for v in victims):
-            assert self.free_bytes(tier) >= rounded(size)
+            assert not is_tier or self.free_bytes(place) >= rounded(size)
+            assert is_tier or room.missing_bytes(size) == 0
 
     # -- blocks that rest --------------------------------------------------------------------------------
 
@@ -422,6 +436,29 @@ class CacheMachine(RuleBasedStateMachine):
         assert len(self.cache) == len(self.objects)
 
     @invariant()
+    def prefixes_are_counted(self) -> None:
+        for capacity in self.cache.capacities:
+            objects = [stored for stored in self.objects.values() if under(stored.uri, capacity.prefix)]
+            dirty = [stored for stored in self.dirty() if stored in objects]
+            evictable = self.evictable_under(capacity.prefix)
+            assert sum(capacity.counts.values()) == len(objects)
+            assert capacity.used_bytes == sum(pages(stored.extents) for stored in objects)
+            assert capacity.staged_bytes == self.staged_under(capacity.prefix)
+            assert capacity.pinned_bytes == sum(pages(stored.extents) for stored in objects if stored.pinned)
+            assert capacity.dirty_bytes == sum(pages(stored.extents) for stored in dirty)
+            assert capacity.evictable_bytes == sum(pages(stored.extents) for stored in evictable)
+            assert capacity.could_hold(self.left_under(capacity.prefix) + capacity.evictable_bytes)
+            assert not capacity.could_hold(self.left_under(capacity.prefix) + capacity.evictable_bytes + 1)
+
+    @invariant()
+    def a_prefix_has_the_order_that_its_objects_have_in_their_pools(self) -> None:
+        for capacity in self.cache.capacities:
+            known = list(capacity.policy.victims())
+            for tier, pool in self.cache.pools.items():
+                in_pool = [uri for uri in pool.policy.victims() if under(uri, capacity.prefix)]
+                assert [uri for uri in known if self.objects[uri].tier is tier] == in_pool
+
+    @invariant()
     def no_block_has_two_owners(self) -> None:
         owned = [
             (tier, extent.device, extent.offset, extent.offset + pages([extent]))
@@ -479,9 +516,34 @@ class CacheMachine(RuleBasedStateMachine):
         assert sum(extent.length for extent in extents) == size
         assert all(0 < extent.length <= CHUNK_SIZE for extent in extents)
 
-    def check_no_space(self, report: object, size: int, tier: Tier) -> None:
+    def evictable_under(self, prefix: str) -> list[StoredObject]:
+        return [stored for tier in Tier for stored in self.evictable(tier) if under(stored.uri, prefix)]
+
+    def staged_under(self, prefix: str) -> int:
+        return sum(pages(write.extents) for write in self.writes if under(write.staged.uri, prefix))
+
+    def left_under(self, prefix: str) -> int:
+        used = sum(pages(stored.extents) for stored in self.objects.values() if under(stored.uri, prefix))
+        return LIMITS[prefix] - used - self.staged_under(prefix)
+
+    def report(self, uri: str, size: int, tier: Tier) -> NoRoom | None:
+        """Why so much cannot be had now; None where it can."""
+        for prefix, limit in LIMITS.items():
+            if under(uri, prefix) and rounded(size) > self.left_under(prefix):
+                there = self.cache.capacities[prefix]
+                return OverCapacity(
+                    size,
+                    prefix,
+                    limit,
+                    there.used_bytes,
+                    there.staged_bytes,
+                    there.pinned_bytes,
+                    there.dirty_bytes,
+                )
+        if rounded(size) <= self.free_bytes(tier):
+            return None
         pool = self.cache.pools[tier]
-        assert report == NoSpace(
+        return NoSpace(
             size,
             tier,
             self.tiers[tier].total_bytes,

@@ -70,6 +70,14 @@ def test_a_file_gives_what_the_arguments_do_not(tmp_path: Path) -> None:
     assert config.ram_size_was_given
 
 
+def test_limits_of_prefixes_may_be_given_several_times_or_as_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('pool_dir = "/pool"\ncapacity = ["s3://a=b=1KiB", "hypercache://= 0"]\n')
+    assert parse(["--config", str(file)]).capacities == {"s3://a=b/": 1024, "hypercache://": 0}
+    given = parse([*POOL, "--capacity", "s3://x=1", "--capacity", "s3://x/y/=2 MiB"])
+    assert given.capacities == {"s3://x/": 1, "s3://x/y/": 2 * MIB}
+
+
 def test_a_group_is_known_by_its_name() -> None:
     group = grp.getgrgid(0)
     assert parse([*POOL, "--group", group.gr_name]).gid() == 0
@@ -98,6 +106,15 @@ def test_a_group_is_known_by_its_name() -> None:
         ([*POOL, "--eviction", "fifo"], ["--eviction", "return-rate|lru", "'fifo'"]),
         ([*POOL, "--evict-above", "0.5", "--evict-down-to", "0.6"], ["--evict-down-to", "--evict-above"]),
         ([*POOL, "--shutdown-grace-s", "soon"], ["--shutdown-grace-s"]),
+        ([*POOL, "--capacity", "hypercache://a"], ["--capacity", "says not how much; write PREFIX=SIZE"]),
+        ([*POOL, "--capacity", "=1GiB"], ["--capacity", "says not how much"]),
+        ([*POOL, "--capacity", "a=1GiB"], ["--capacity", "'a' is no prefix of uris"]),
+        ([*POOL, "--capacity", "s3://a=much"], ["--capacity", "'much' is no size"]),
+        ([*POOL, "--capacity", "s3://a=-1"], ["--capacity", "'-1' is no size"]),
+        (
+            [*POOL, "--capacity", "s3://a=1", "--capacity", "s3://a/=2"],
+            ["--capacity", "s3://a/ is given twice"],
+        ),
         (["--config", "/nowhere.toml"], ["--config", "/nowhere.toml", "cannot be read"]),
     ],
 )

@@ -11,11 +11,20 @@ from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from hypercache_protocol.versions import LATEST, RELEASED, WireVersion
 
-from .rights import Rules, rules
+from .rights import Rules, rules, whole_prefix
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -50,6 +59,7 @@ class Config(BaseModel):
     allow: tuple[str, ...] = ()
     restrict: tuple[str, ...] = ()
     owner: tuple[str, ...] = ()
+    capacity: tuple[str, ...] = ()
     format: bool = False
     wire: str = str(LATEST)
     log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
@@ -59,17 +69,23 @@ class Config(BaseModel):
     quarantine_s: Annotated[float, Field(ge=0)] = 10.0
     quarantine_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     stage_expiry_s: Annotated[float, Field(gt=0)] = 3600.0
+    verify_on_commit: bool = False
     eviction: Annotated[str, Field(pattern="^(return-rate|lru)$")] = "return-rate"
     evict_above: Annotated[float, Field(gt=0, le=1)] = 0.95
     evict_down_to: Annotated[float, Field(gt=0, le=1)] = 0.90
     shutdown_grace_s: Annotated[float, Field(ge=0)] = 10.0
+
+    @field_validator("capacity")
+    @classmethod
+    def _capacities(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        _limits(entries)
+        return entries
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         if (self.pool_dir is None) == (not self.device):
             raise ValueError("give either --pool-dir or --device (repeated), and not both")
         if self.device and self.state_dir is None:
-    verify_on_commit: bool = False
             raise ValueError("--device needs --state-dir, the folder for the catalog")
         if self.evict_down_to > self.evict_above:
             raise ValueError("--evict-down-to must not be above --evict-above")
@@ -99,6 +115,11 @@ class Config(BaseModel):
         """Seconds after which an idle connection is closed."""
         return self.idle_timeout_s or math.inf
 
+    @property
+    def capacities(self) -> dict[str, int]:
+        """Prefix, ending with "/" -> how many bytes may lie under it."""
+        return _limits(self.capacity)
+
     def rules(self) -> Rules:
         """Who may connect and do what."""
         if "allow" in self.model_fields_set and not self.allow:
@@ -120,6 +141,24 @@ class Config(BaseModel):
             raise ConfigError(f"--group: there is no group {self.group!r} on this machine") from None
 
 
+def _limits(entries: Sequence[str]) -> dict[str, int]:
+    limits: dict[str, int] = {}
+    for entry in entries:
+        word, _, size = entry.rpartition("=")  # a uri may hold "=", a size does not
+        if not word:
+            raise ValueError(f"{entry!r} says not how much; write PREFIX=SIZE")
+        prefix = whole_prefix(word)
+        if prefix in limits:
+            raise ValueError(f"{prefix} is given twice; give it one limit")
+        try:
+            limits[prefix] = _SIZE.validate_python(size.strip())
+        except ValidationError:
+            raise ValueError(f"{size!r} is no size; write bytes, or words such as 2GiB") from None
+    return limits
+
+
+_SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
+
 _HELP: dict[str, str] = {
     "socket": "Unix socket to answer on",
     "pool_dir": "folder for device files that the daemon makes itself",
@@ -135,6 +174,7 @@ _HELP: dict[str, str] = {
     "allow": "user (name or number) or @group that may connect, and nobody else then; repeat for more",
     "restrict": "ACTION=USER,@GROUP: who alone may purge, evict, get_devices or get_status; repeat for more",
     "owner": "PREFIX=USER,@GROUP: who alone may change what lies under this prefix of uris; repeat for more",
+    "capacity": "PREFIX=SIZE: how much may lie under this prefix of uris, in all tiers; repeat for more",
     "format": "give up everything on the devices and in the catalog, and start empty",
     "wire": f"newest wire version to speak: {', '.join(map(str, RELEASED))}",
     "log_level": "debug, info, warning or error",
@@ -144,6 +184,7 @@ _HELP: dict[str, str] = {
     "quarantine_s": "seconds that freed blocks rest before they are used again",
     "quarantine_share": "share of a pool that may rest; above it the oldest are used again sooner",
     "stage_expiry_s": "seconds after which a staged write that nobody touched is dropped",
+    "verify_on_commit": "read back what is committed with checksums before the commit is acknowledged",
     "eviction": "who leaves first: return-rate (the kind that seldom comes back) or lru",
     "evict_above": "share of a pool above which eviction starts",
     "evict_down_to": "share of a pool down to which it goes on",
@@ -184,7 +225,6 @@ def _parser() -> argparse.ArgumentParser:
         elif info.annotation == tuple[str, ...]:
             parser.add_argument(flag, dest=name, action="append", metavar="…", help=_HELP[name])
         else:
-    "verify_on_commit": "read back what is committed with checksums before the commit is acknowledged",
             default = "" if info.default is None else f" (default: {_shown(info.default)})"
             parser.add_argument(flag, dest=name, metavar="…", help=_HELP[name] + default)
     return parser

@@ -9,7 +9,7 @@ from typing import TypeVar
 from hypercache_protocol.errors import ErrorCode
 
 from .core.cache import NotStaged
-from .core.objects import NoSpace
+from .core.objects import NoRoom
 from .errors import DaemonError
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def refuse_rest(
         results.setdefault(index, DaemonError(ErrorCode.UNAVAILABLE, f"{what}: {error}"))
 
 
-def no_space(report: NoSpace) -> DaemonError:
+def no_space(report: NoRoom) -> DaemonError:
     """There is no room, and none can be made."""
     return DaemonError(ErrorCode.NO_SPACE, report.sentence())
 

@@ -13,6 +13,7 @@ from hypercache_protocol.states import SyncStatus
 
 from .catalog import CatalogError
 from .catalog_rows import Change, Delete
+from .core.cache import Room
 from .core.objects import StoredObject
 from .store import Store, hold_change
 
@@ -64,14 +65,13 @@ class Remover:
                 removed += len(await self._remove_locked(batch))
         return removed
 
-    async def make_room(self, tier: Tier, wanted_bytes: int) -> bool:
-        """Evict until `wanted_bytes` are free; False, and nothing is evicted, where that could not be."""
-        pool = self._store.cache.pools[tier]
-        if not pool.could_hold(wanted_bytes):
+    async def make_room(self, room: Room, wanted_bytes: int) -> bool:
+        """Evict until `wanted_bytes` fit; False, and nothing is evicted, where that could not be."""
+        if not room.could_hold(wanted_bytes):
             return False
-        missing_bytes = pool.missing_bytes(wanted_bytes)
+        missing_bytes = room.missing_bytes(wanted_bytes)
         if missing_bytes > 0:
-            await self._evict_by_policy(tier, missing_bytes)
+            await self._evict_by_policy(room, missing_bytes)
             self._store.release_due()
         return True
 
@@ -107,7 +107,7 @@ class Remover:
 
     async def _evict_in_background(self, tier: Tier, wanted_bytes: int) -> None:
         try:
-            await self._evict_by_policy(tier, wanted_bytes)
+            await self._evict_by_policy(self._store.cache.pools[tier], wanted_bytes)
         except CatalogError as error:
             log.warning("eviction from the %s pool waits: %s", tier.value, error)
         self._store.release_due()
@@ -117,10 +117,10 @@ class Remover:
         # Quarantined blocks become free by themselves, so they do not call for eviction.
         return usage.used_bytes + usage.staged_bytes - int(usage.total_bytes * share)
 
-    async def _evict_by_policy(self, tier: Tier, wanted_bytes: int) -> None:
+    async def _evict_by_policy(self, room: Room, wanted_bytes: int) -> None:
         """Evict the coldest objects that make up `wanted_bytes`. Those that somebody works on are passed
         over, so evictions that run at once take different ones and wait for nobody."""
-        victims = self._store.cache.victims(tier, wanted_bytes, self._store.locks.is_free)
+        victims = self._store.cache.victims(room, wanted_bytes, self._store.locks.is_free)
         await self._evict([stored.uri for stored in victims])
 
     async def _evict_coldest(self, tier: Tier, count: int) -> int:

@@ -139,7 +139,7 @@ def rules(allow: Sequence[str], restrict: Iterable[str], owner: Iterable[str]) -
     return Rules(
         _named("--allow", people, allow) if allow else None,
         _table("--restrict", "ACTION", restrict, _action),
-        _table("--owner", "PREFIX", owner, _prefix),
+        _table("--owner", "PREFIX", owner, whole_prefix),
     )
 
 
@@ -172,7 +172,8 @@ def _action(word: str) -> str:
     return word
 
 
-def _prefix(word: str) -> str:
+def whole_prefix(word: str) -> str:
+    """A prefix of uris that ends with its last segment. ValueError where it is none."""
     if "://" not in word:
         raise ValueError(
             f"{word!r} is no prefix of uris; write one with its scheme, such as hypercache://team-a"

@@ -22,6 +22,7 @@ from .catalog_rows import AddHold, Change, Delete, DropHold
 from .config import Config
 from .core.allocator import Allocator
 from .core.cache import Cache, Times
+from .core.capacities import Capacities, Capacity
 from .core.eviction import EvictionPolicy, Lru
 from .core.eviction_return_rate import ReturnRate
 from .core.objects import Hold, StoredObject
@@ -104,7 +105,8 @@ def _load(
     lost = _lost_objects(ram_files, of_tier(records, Tier.RAM))
     for stored in lost:
         del records[stored.uri]
-    cache = Cache(_pools(config, pool, catalog, ram_files), catalog.epoch, _times(config))
+    pools = _pools(config, pool, catalog, ram_files)
+    cache = Cache(pools, catalog.epoch, _times(config), _capacities(config))
     # RAM files that no object owns were swept, and their names never come again: nothing to hold back.
     ram_holds = [hold for hold in holds if hold.tier is Tier.RAM]
     _fill(cache, catalog, records, [hold for hold in holds if hold.tier is Tier.NVME], now, config)
@@ -132,6 +134,11 @@ def _pools(
         ram = RamAllocator(_ram_budget(config, ram_files), catalog.epoch * _SERIALS_PER_START)
         pools[Tier.RAM] = Pool(Tier.RAM, ram, policy(), share)
     return pools
+
+
+def _capacities(config: Config) -> Capacities:
+    policy = _POLICIES[config.eviction]
+    return Capacities(Capacity(prefix, limit, policy()) for prefix, limit in config.capacities.items())
 
 
 def _fill(

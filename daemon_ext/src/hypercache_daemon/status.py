@@ -41,6 +41,17 @@ def report(
             }
             for tier, pool in cache.pools.items()
         },
+        "capacities": {
+            capacity.prefix: {
+                "limit_bytes": capacity.limit_bytes,
+                "objects": sum(capacity.counts.values()),
+                "used_bytes": capacity.used_bytes,
+                "staged_bytes": capacity.staged_bytes,
+                "pinned_bytes": capacity.pinned_bytes,
+                "dirty_bytes": capacity.dirty_bytes,
+            }
+            for capacity in cache.capacities
+        },
         "devices": list(store.device_paths.values()),
         "connections": {
             "open": len(server.connections),

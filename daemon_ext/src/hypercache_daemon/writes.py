@@ -17,8 +17,8 @@ from .access import DeviceError
 from .catalog import CatalogError
 from .catalog_rows import Change, DropHold, Put
 from .core.allocator import Extent
-from .core.cache import StageOptions
-from .core.objects import NoSpace, StagedWrite, StoredObject
+from .core.cache import Room, StageOptions
+from .core.objects import NoRoom, StagedWrite, StoredObject
 from .errors import DaemonError
 from .flusher import Flusher
 from .refusals import no_backend, no_space, not_staged, refuse_rest, too_many_objects
@@ -64,13 +64,13 @@ class Writer:
         """
         self.store.release_due()
         appended = await self._append(request, connection_id)
-        for _ in range(_TRIES):
-            if not isinstance(appended, NoSpace):
+        for _ in range(self._tries):
+            if isinstance(appended, tuple):
                 return appended
             if not await self._make_room([appended]):
                 break
             appended = await self._append(request, connection_id)
-        if isinstance(appended, NoSpace):
+        if not isinstance(appended, tuple):
             raise no_space(appended)
         return appended
 
@@ -114,7 +114,7 @@ class Writer:
         """Stage what has no result yet, evicting as much as that takes."""
         await self.remover.make_object_room(len(requests) - len(results))
         reports = await self._stage(requests, connection_id, results)
-        for _ in range(_TRIES):
+        for _ in range(self._tries):
             if not reports or not await self._make_room(list(reports.values())):
                 break
             reports = await self._stage(requests, connection_id, results)
@@ -125,10 +125,10 @@ class Writer:
         requests: Sequence[StageWrite],
         connection_id: int | None,
         results: dict[int, StagedWrite | DaemonError],
-    ) -> dict[int, NoSpace]:
+    ) -> dict[int, NoRoom]:
         """Stage what has no result yet; returns what did not fit. It takes the locks of the uris itself:
         an eviction waits for those of others, so none may be held around this."""
-        reports: dict[int, NoSpace] = {}
+        reports: dict[int, NoRoom] = {}
         left = [index for index in range(len(requests)) if index not in results]
         async with self.store.locks.hold_all(requests[index].uri for index in left):
             fresh: dict[int, StagedWrite] = {}
@@ -138,27 +138,35 @@ class Writer:
                     results[index] = too_many_objects(self.remover.max_objects)
                     continue
                 staged = self._stage_one(requests[index], connection_id)
-                if isinstance(staged, NoSpace):
-                    reports[index] = staged
-                else:
+                if isinstance(staged, StagedWrite):
                     fresh[index] = staged
+                else:
+                    reports[index] = staged
             await self._record([(staged, 0) for staged in fresh.values()], self.store.cache.undo_stage)
         results.update(fresh)
         return reports
 
-    def _stage_one(self, request: StageWrite, connection_id: int | None) -> StagedWrite | NoSpace:
+    def _stage_one(self, request: StageWrite, connection_id: int | None) -> StagedWrite | NoRoom:
         options = StageOptions(request.auto_flush_s3, request.write_through, request.pinned)
         tier = self._tier(request.tier)
         now = self.store.clock()
         return self.store.cache.stage(request.uri, request.size_bytes, tier, connection_id, options, now)
 
-    async def _make_room(self, reports: Sequence[NoSpace]) -> bool:
+    @property
+    def _tries(self) -> int:
+        """How often room is made: each time the next prefix may turn out to be full, or others may have taken
+        what was made."""
+        return _TRIES + self.store.cache.capacities.nesting
+
+    async def _make_room(self, reports: Sequence[NoRoom]) -> bool:
         """Evict for as much of what did not fit as can be; False where nothing can."""
+        sizes: dict[Room, list[int]] = {}
+        for report in reports:
+            sizes.setdefault(self.store.cache.room(report), []).append(report.wanted_bytes)
         made = False
-        for tier in {report.tier for report in reports}:
-            wanted = sorted(report.wanted_bytes for report in reports if report.tier is tier)
-            for wanted_bytes in (sum(wanted), wanted[-1], wanted[0]):
-                if await self.remover.make_room(tier, wanted_bytes):
+        for room, wanted in sizes.items():
+            for wanted_bytes in (sum(wanted), max(wanted), min(wanted)):
+                if await self.remover.make_room(room, wanted_bytes):
                     made = True
                     break
         return made
@@ -197,13 +205,13 @@ class Writer:
 
     async def _append(
         self, request: AppendWrite, connection_id: int
-    ) -> tuple[StagedWrite, tuple[Extent, ...]] | NoSpace:
+    ) -> tuple[StagedWrite, tuple[Extent, ...]] | NoRoom:
         async with self.store.locks.hold(request.uri):
             staged = self._found(request.uri, connection_id, request.stage_id)
             self._check_append(request, staged)
             first = len(staged.extents)
             extents = self.store.cache.append(staged, request.size_bytes, self.store.clock())
-            if isinstance(extents, NoSpace):
+            if not isinstance(extents, tuple):
                 return extents
             await self._record([(staged, first)], lambda it: self.store.cache.undo_append(it, extents))
             return staged, extents
@@ -289,6 +297,11 @@ class Writer:
             ) from error
         finally:
             staged.busy = False
+
+    async def _check_sha256(self, request: CommitWrite, staged: StagedWrite) -> None:
+        if request.sha256 is None:
+            return
+        found = await self.store.sha256_of(staged)
         if found != request.sha256.lower():
             raise DaemonError(
                 ErrorCode.CHECKSUM_MISMATCH,
@@ -296,19 +309,6 @@ class Writer:
                 "write them again, then commit",
             )
 
-    def _plan(self, request: CommitWrite, staged: StagedWrite) -> StoredObject:
-
-    async def _check_sha256(self, request: CommitWrite, staged: StagedWrite) -> None:
-        if request.sha256 is None:
-            return
-        found = await self.store.sha256_of(staged)
-        unflushed = not staged.auto_flush and not _is_through(request, staged)
-        event = StateEvent.COMMIT_LOCAL_ONLY if request.local_only or unflushed else StateEvent.COMMIT
-        return self.store.cache.plan_commit(
-            staged,
-            event,
-            checksums=request.chunk_checksums,
-            sha256=request.sha256,
     async def _check_chunks(self, request: CommitWrite, staged: StagedWrite) -> None:
         if not self.verify_on_commit or request.chunk_checksums is None:
             return
@@ -321,6 +321,14 @@ class Writer:
                 "write them again, then commit",
             )
 
+    def _plan(self, request: CommitWrite, staged: StagedWrite) -> StoredObject:
+        unflushed = not staged.auto_flush and not _is_through(request, staged)
+        event = StateEvent.COMMIT_LOCAL_ONLY if request.local_only or unflushed else StateEvent.COMMIT
+        return self.store.cache.plan_commit(
+            staged,
+            event,
+            checksums=request.chunk_checksums,
+            sha256=request.sha256,
             announce_committed=not request.local_only,
         )
 

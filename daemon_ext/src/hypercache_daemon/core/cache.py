@@ -13,15 +13,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
+from typing import TypeAlias
+
+import numpy as np
 
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import StateEvent, SyncStatus, next_state
 
+from .capacities import Capacities, Capacity
 from .extents import Extent, packed
 from .object_table import ObjectTable
-from .objects import Hold, NoSpace, StagedWrite, StoredObject, packed_checksums
+from .objects import Hold, NoRoom, NoSpace, StagedWrite, StoredObject, allocated_bytes, packed_checksums
 from .pool import Pool
 from .records import heads_of, in_tier
+from .tally import Tally
+
+Room: TypeAlias = Pool | Capacity
+"""What can be too full, and make room by eviction."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,15 @@ class Cache:
         epoch: differs at every start of the daemon and grows; it keeps generations and stage ids unique.
     """
 
-    def __init__(self, pools: Mapping[Tier, Pool], epoch: int, times: Times) -> None:
+    def __init__(
+        self,
+        pools: Mapping[Tier, Pool],
+        epoch: int,
+        times: Times,
+        capacities: Capacities | None = None,
+    ) -> None:
         self.pools = pools
+        self.capacities = capacities or Capacities()
         self.times = times
         self._epoch = epoch
         self._counter = 0
@@ -82,6 +97,7 @@ class Cache:
         for pool in self.pools.values():
             if pool.used_bytes:
                 pool.policy.touched(uris)  # it passes over what is absent, pinned, dirty or another pool's
+        self.capacities.touched(uris)
         return self._objects.many(uris)
 
     def newest_staged(self, uri: str) -> StagedWrite | None:
@@ -117,12 +133,11 @@ class Cache:
         connection_id: int | None,
         options: StageOptions,
         now: float,
-    ) -> StagedWrite | NoSpace:
+    ) -> StagedWrite | NoRoom:
         """Blocks of its own for a new write of `uri`; `connection_id` None is the daemon itself."""
-        pool = self.pools[tier]
-        extents = pool.allocate_staged(size_bytes)
-        if extents is None:
-            return pool.no_space(size_bytes)
+        extents = self._allocated(uri, size_bytes, tier)
+        if not isinstance(extents, tuple):
+            return extents
         sequence = self._next()
         staged = StagedWrite(
             f"{sequence:x}",
@@ -141,12 +156,11 @@ class Cache:
         self._writes_like(staged).setdefault(uri, []).append(staged)
         return staged
 
-    def append(self, staged: StagedWrite, size_bytes: int, now: float) -> tuple[Extent, ...] | NoSpace:
+    def append(self, staged: StagedWrite, size_bytes: int, now: float) -> tuple[Extent, ...] | NoRoom:
         """More blocks for a staged write: only the new ones."""
-        pool = self.pools[staged.tier]
-        extents = pool.allocate_staged(size_bytes)
-        if extents is None:
-            return pool.no_space(size_bytes)
+        extents = self._allocated(staged.uri, size_bytes, staged.tier)
+        if not isinstance(extents, tuple):
+            return extents
         staged.extents.extend(extents)
         staged.size_bytes += size_bytes
         staged.touched_at = now
@@ -170,21 +184,20 @@ class Cache:
         self._forget_staged(staged)
         extents = tuple(staged.extents)
         hold = Hold(staged.stage_id, staged.tier, extents, now + quarantine_s, shortenable=False)
-        pool = self.pools[staged.tier]
-        pool.unstage(extents)
-        pool.quarantine(hold)
+        self._unstage(staged, extents)
+        self.pools[staged.tier].quarantine(hold)
         return hold
 
     def undo_stage(self, staged: StagedWrite) -> None:
         """Take back a staged write that no client has heard of: its blocks are free at once."""
         self._forget_staged(staged)
-        self._free_unseen(staged.tier, staged.extents)
+        self._free_unseen(staged, staged.extents)
 
     def undo_append(self, staged: StagedWrite, extents: Sequence[Extent]) -> None:
         """Take back the last append, which no client has heard of."""
         del staged.extents[len(staged.extents) - len(extents) :]
         staged.size_bytes -= sum(extent.length for extent in extents)
-        self._free_unseen(staged.tier, extents)
+        self._free_unseen(staged, extents)
 
     def expired(self, now: float) -> list[StagedWrite]:
         """Staged writes of clients that nobody touched for the expiry time."""
@@ -226,11 +239,10 @@ class Cache:
         self._forget_staged(staged)
         for other in self._own_by_uri.get(stored.uri, ()):
             other.overtaken = True
-        pool = self.pools[staged.tier]
-        pool.unstage(staged.extents)
+        self._unstage(staged, staged.extents)
         hold = self._retire(stored.uri, now)
         self._objects.put(stored)
-        pool.count_in(stored)
+        self._count_in(stored)
         return hold
 
     def plan_hold(self, stored: StoredObject, now: float) -> Hold:
@@ -247,21 +259,24 @@ class Cache:
         before = self._objects.get(changed.uri)
         assert before is not None, "only what is here can change"
         assert before.generation == changed.generation, "a change must not swap blocks"
-        pool = self.pools[changed.tier]
-        pool.count_out(before)
+        self._count_out(before)
         self._objects.put(changed)
-        pool.count_in(changed)
+        self._count_in(changed)
 
     def changed(self, stored: StoredObject, event: StateEvent) -> StoredObject:
         """`stored` after `event`."""
         return replace(stored, state=next_state(stored.state, event))
 
-    def victims(self, tier: Tier, wanted_bytes: int, is_free: Callable[[str], bool]) -> list[StoredObject]:
-        """The coldest objects that may be evicted and together free `wanted_bytes`, or all of them; those
-        whose uri is not free are passed over."""
+    def room(self, report: NoRoom) -> Room:
+        """What was too full for a request."""
+        return self.pools[report.tier] if isinstance(report, NoSpace) else self.capacities[report.prefix]
+
+    def victims(self, room: Room, wanted_bytes: int, is_free: Callable[[str], bool]) -> list[StoredObject]:
+        """The coldest objects there that may be evicted and together free `wanted_bytes`, or all of them;
+        those whose uri is not free are passed over."""
         chosen: list[StoredObject] = []
         missing = wanted_bytes
-        for uri in self.pools[tier].policy.victims():
+        for uri in room.policy.victims():
             if missing <= 0:
                 break
             if is_free(uri):
@@ -296,9 +311,12 @@ class Cache:
         """Take all objects from the catalog: a record for each uri, in any order. The dict is the cache's
         own from then on. ValueError where blocks have two owners or lie outside."""
         heads = heads_of(records.values())
+        sizes = np.zeros(len(heads), np.int64)
         for tier, pool in self.pools.items():
             there = in_tier(heads, tier)
-            pool.load(list(compress(records, there)), list(compress(records.values(), there)), heads[there])
+            sizes[there] = pool.load_blocks(list(compress(records.values(), there)), heads[there])
+            pool.load(list(compress(records, there)), sizes[there], heads[there])
+        self.capacities.load(records, sizes, heads)
         self._objects.load(records)
 
     def load_hold(self, hold: Hold) -> None:
@@ -313,10 +331,44 @@ class Cache:
         self._counter += 1
         return (self._epoch << 40) | self._counter
 
-    def _free_unseen(self, tier: Tier, extents: Sequence[Extent]) -> None:
+    def _tallies(self, tier: Tier, uri: str) -> tuple[Tally, ...]:
+        """Wherever something of this name counts."""
+        return (self.pools[tier], *self.capacities.above(uri))
+
+    def _count_in(self, stored: StoredObject) -> None:
+        size_bytes = stored.allocated_bytes
+        for tally in self._tallies(stored.tier, stored.uri):
+            tally.count_in(stored, size_bytes)
+
+    def _count_out(self, stored: StoredObject) -> None:
+        size_bytes = stored.allocated_bytes
+        for tally in self._tallies(stored.tier, stored.uri):
+            tally.count_out(stored, size_bytes)
+
+    def _count_staged(self, tier: Tier, uri: str, size_bytes: int) -> None:
+        for tally in self._tallies(tier, uri):
+            tally.staged_bytes += size_bytes
+
+    def _allocated(self, uri: str, size_bytes: int, tier: Tier) -> tuple[Extent, ...] | NoRoom:
+        """Blocks for a writer, or what is too full for them."""
+        # The innermost prefix first: what leaves there makes room in those around it as well.
+        for capacity in reversed(self.capacities.above(uri)):
+            if capacity.missing_bytes(size_bytes):
+                return capacity.no_space(size_bytes)
         pool = self.pools[tier]
-        pool.unstage(extents)
-        pool.blocks.release(extents)
+        extents = pool.blocks.allocate(size_bytes)
+        if extents is None:
+            return pool.no_space(size_bytes)
+        self._count_staged(tier, uri, allocated_bytes(extents))
+        return extents
+
+    def _unstage(self, staged: StagedWrite, extents: Sequence[Extent]) -> None:
+        """These blocks are no writer's any more; the caller says at once whose they are."""
+        self._count_staged(staged.tier, staged.uri, -allocated_bytes(extents))
+
+    def _free_unseen(self, staged: StagedWrite, extents: Sequence[Extent]) -> None:
+        self._unstage(staged, extents)
+        self.pools[staged.tier].blocks.release(extents)
 
     def _forget_staged(self, staged: StagedWrite) -> None:
         del self._staged[staged.stage_id]
@@ -334,7 +386,7 @@ class Cache:
         if before is None:
             return None
         pool = self.pools[before.tier]
-        pool.count_out(before)
+        self._count_out(before)
         hold = self.plan_hold(before, now)
         if before.generation in self._reading:
             pool.park(hold)

@@ -39,7 +39,12 @@ class Extent(NamedTuple):
     @property
     def allocated_bytes(self) -> int:
         """What the chunk takes from its device: `length` rounded up to 4,096."""
-        return -(-self.length // ALIGNMENT) * ALIGNMENT
+        return rounded_up(self.length)
+
+
+def rounded_up(size_bytes: int) -> int:
+    """What an object of this size takes of its pool, in bytes."""
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def packed(extents: Iterable[Extent]) -> bytes:

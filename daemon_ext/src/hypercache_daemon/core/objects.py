@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
@@ -116,6 +117,32 @@ class NoSpace:
             f"free {self.free_bytes}, pinned {self.pinned_bytes}, not yet in a backend {self.dirty_bytes}, "
             f"staged {self.staged_bytes}, quarantined {self.quarantined_bytes}"
         )
+
+
+@dataclass(frozen=True)
+class OverCapacity:
+    """A request that would bring what lies under a prefix above its limit: every figure in bytes."""
+
+    wanted_bytes: int
+    prefix: str
+    limit_bytes: int
+    used_bytes: int
+    staged_bytes: int
+    pinned_bytes: int
+    dirty_bytes: int
+
+    def sentence(self) -> str:
+        """What the client is told."""
+        return (
+            f"no space for {self.wanted_bytes} bytes under {self.prefix}, whose --capacity is "
+            f"{self.limit_bytes}: used {self.used_bytes} (pinned {self.pinned_bytes}, not yet in a backend "
+            f"{self.dirty_bytes}), staged {self.staged_bytes}; evict or unpin some of it, or ask for a "
+            "higher limit"
+        )
+
+
+NoRoom: TypeAlias = NoSpace | OverCapacity
+"""Why a request does not fit."""
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,22 @@
-"""One tier's blocks: who holds how many, the quarantine, and who may be evicted."""
+"""One tier's blocks: who holds how many, and the quarantine."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import product
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from hypercache_protocol.fields import Tier
-from hypercache_protocol.states import DIRTY, EVICTABLE, SyncStatus
 
-from .allocator import ALIGNMENT, Extent
+from .allocator import Extent
 from .eviction import EvictionPolicy
-from .extents import ExtentTable, allocated_column
-from .objects import Hold, NoSpace, StoredObject, Usage, allocated_bytes
-from .records import STATES, Heads, chunks_of, in_state
+from .extents import ExtentTable, allocated_column, rounded_up
+from .objects import Hold, NoSpace, Usage, allocated_bytes
+from .records import Heads, chunks_of
+from .tally import Tally
 
 
 class BlockAllocator(Protocol):
@@ -33,7 +32,7 @@ class BlockAllocator(Protocol):
     def release(self, extents: Iterable[Extent]) -> None: ...
 
 
-class Pool:
+class Pool(Tally):
     """Keeps free + used + staged + quarantined == total at every moment.
 
     Args:
@@ -44,21 +43,14 @@ class Pool:
     def __init__(
         self, tier: Tier, blocks: BlockAllocator, policy: EvictionPolicy, quarantine_share: float
     ) -> None:
+        super().__init__(policy)
         self.tier = tier
         self.blocks = blocks
-        self.policy = policy
         self._quarantine_limit = int(blocks.total_bytes * quarantine_share)
         self._retired: deque[Hold] = deque()  # shortenable, oldest first
         self._writers: list[Hold] = []  # not shortenable; few
-        self.used_bytes = 0
-        self.staged_bytes = 0
         self.quarantined_bytes = 0
         self._retired_bytes = 0
-        self.evictable_bytes = 0
-        self.pinned_bytes = 0
-        self.dirty_bytes = 0
-        self.counts = dict.fromkeys(SyncStatus, 0)
-        """Committed objects by state."""
 
     def usage(self) -> Usage:
         """The pool in figures."""
@@ -86,64 +78,21 @@ class Pool:
     def could_hold(self, size_bytes: int) -> bool:
         """False where not even evicting all that may be evicted would make room for `size_bytes`."""
         most_bytes = self.blocks.free_bytes + self._retired_bytes + self.evictable_bytes
-        return _rounded(size_bytes) <= most_bytes
+        return rounded_up(size_bytes) <= most_bytes
 
     def missing_bytes(self, size_bytes: int) -> int:
         """How much must be evicted before `size_bytes` are free: the quarantine keeps its share of it."""
-        short_bytes = _rounded(size_bytes) - self.blocks.free_bytes
+        short_bytes = rounded_up(size_bytes) - self.blocks.free_bytes
         if short_bytes <= 0:
             return 0
         return short_bytes + max(0, self._quarantine_limit - self._retired_bytes)
 
-    def allocate_staged(self, size_bytes: int) -> tuple[Extent, ...] | None:
-        """Blocks for a writer, or None."""
-        extents = self.blocks.allocate(size_bytes)
-        if extents:
-            self.staged_bytes += allocated_bytes(extents)
-        return extents
-
-    def unstage(self, extents: Sequence[Extent]) -> None:
-        """These blocks are no writer's any more; the caller says at once whose they are."""
-        self.staged_bytes -= allocated_bytes(extents)
-
-    # -- objects ---------------------------------------------------------------------------------------
-
-    def load(self, uris: Sequence[str], records: Sequence[bytes], heads: Heads) -> None:
-        """The recorded objects own their blocks, and nobody owned any before; what was committed first is
-        the coldest. ValueError where blocks have two owners or lie outside."""
+    def load_blocks(self, records: Sequence[bytes], heads: Heads) -> npt.NDArray[np.int64]:
+        """The recorded objects own their blocks, and nobody owned any before. Returns what each takes, in
+        bytes. ValueError where blocks have two owners or lie outside."""
         chunks = chunks_of(records, heads)
         self.blocks.load(chunks)
-        sizes = _sizes(heads["extents"], chunks)
-        evictable = np.zeros(len(heads), np.bool_)
-        for state, pinned in product(STATES, (False, True)):
-            there = in_state(heads, state, pinned=pinned)
-            self._count(state, pinned, int(np.count_nonzero(there)), int(sizes[there].sum()))
-            if _may_be_evicted(state, pinned):
-                evictable |= there
-        oldest_first = np.argsort(heads["generation"], kind="stable")
-        coldest_first = oldest_first[evictable[oldest_first]]
-        for index, size_bytes in zip(coldest_first.tolist(), sizes[coldest_first].tolist(), strict=True):
-            self.policy.inserted(uris[index], size_bytes)
-
-    def count_in(self, stored: StoredObject) -> None:
-        """`stored` owns its blocks from now on."""
-        size_bytes = stored.allocated_bytes
-        self._count(stored.state, stored.pinned, 1, size_bytes)
-        if _may_be_evicted(stored.state, stored.pinned):
-            self.policy.inserted(stored.uri, size_bytes)
-
-    def count_out(self, stored: StoredObject) -> None:
-        """`stored` owns nothing any more."""
-        self._count(stored.state, stored.pinned, -1, -stored.allocated_bytes)
-        if _may_be_evicted(stored.state, stored.pinned):
-            self.policy.removed(stored.uri)
-
-    def _count(self, state: SyncStatus, pinned: bool, number: int, size_bytes: int) -> None:
-        self.used_bytes += size_bytes
-        self.counts[state] += number
-        self.pinned_bytes += size_bytes if pinned else 0
-        self.dirty_bytes += size_bytes if state in DIRTY else 0
-        self.evictable_bytes += size_bytes if _may_be_evicted(state, pinned) else 0
+        return _sizes(heads["extents"], chunks)
 
     # -- quarantine ------------------------------------------------------------------------------------
 
@@ -185,17 +134,9 @@ class Pool:
         self.quarantined_bytes -= allocated_bytes(hold.extents)
 
 
-def _may_be_evicted(state: SyncStatus, pinned: bool) -> bool:
-    return state in EVICTABLE and not pinned
-
-
 def _sizes(counts: npt.NDArray[np.uint32], chunks: ExtentTable) -> npt.NDArray[np.int64]:
     """What each object takes of the pool, in bytes: the first has the first so many chunks, and so on."""
     sums = np.concatenate(([0], np.cumsum(allocated_column(chunks))))
     ends = np.cumsum(counts, dtype=np.int64)
     sizes: npt.NDArray[np.int64] = sums[ends] - sums[ends - counts]
     return sizes
-
-
-def _rounded(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,66 @@
+"""Who has the bytes of a pool, or of what lies under a prefix, and who leaves first there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from hypercache_protocol.states import DIRTY, EVICTABLE, SyncStatus
+
+from .eviction import EvictionPolicy
+from .objects import StoredObject
+from .records import STATES, Heads, in_state
+
+
+class Tally:
+    """Figures in bytes, of what is allocated; each change costs the same, however many objects there are."""
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self.policy = policy
+        self.used_bytes = 0
+        self.staged_bytes = 0
+        self.evictable_bytes = 0
+        self.pinned_bytes = 0
+        self.dirty_bytes = 0
+        self.counts = dict.fromkeys(SyncStatus, 0)
+        """Committed objects by state."""
+
+    def load(self, uris: Sequence[str], sizes: npt.NDArray[np.int64], heads: Heads) -> None:
+        """Count the recorded objects, of which there were none before: what each takes is in `sizes`. What
+        was committed first is the coldest."""
+        evictable = np.zeros(len(heads), np.bool_)
+        for state, pinned in product(STATES, (False, True)):
+            there = in_state(heads, state, pinned=pinned)
+            self._count(state, pinned, int(np.count_nonzero(there)), int(sizes[there].sum()))
+            if _may_be_evicted(state, pinned):
+                evictable |= there
+        oldest_first = np.argsort(heads["generation"], kind="stable")
+        coldest_first = oldest_first[evictable[oldest_first]]
+        for index, size_bytes in zip(coldest_first.tolist(), sizes[coldest_first].tolist(), strict=True):
+            self.policy.inserted(uris[index], size_bytes)
+
+    def count_in(self, stored: StoredObject, size_bytes: int) -> None:
+        """`stored` is here from now on, and takes `size_bytes`."""
+        self._count(stored.state, stored.pinned, 1, size_bytes)
+        if _may_be_evicted(stored.state, stored.pinned):
+            self.policy.inserted(stored.uri, size_bytes)
+
+    def count_out(self, stored: StoredObject, size_bytes: int) -> None:
+        """`stored`, which took `size_bytes`, is not here any more."""
+        self._count(stored.state, stored.pinned, -1, -size_bytes)
+        if _may_be_evicted(stored.state, stored.pinned):
+            self.policy.removed(stored.uri)
+
+    def _count(self, state: SyncStatus, pinned: bool, number: int, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+        self.counts[state] += number
+        self.pinned_bytes += size_bytes if pinned else 0
+        self.dirty_bytes += size_bytes if state in DIRTY else 0
+        self.evictable_bytes += size_bytes if _may_be_evicted(state, pinned) else 0
+
+
+def _may_be_evicted(state: SyncStatus, pinned: bool) -> bool:
+    return state in EVICTABLE and not pinned
