@@ -42,14 +42,21 @@ def old_clients() -> Iterator[dict[str, ScenarioProcess]]:
         yield clients
 
 
+class _LMCaches(dict[str, ScenarioProcess]):
+    """Each release's process begins when it is first asked for: importing LMCache takes long."""
+
+    def __missing__(self, version: str) -> ScenarioProcess:
+        self[version] = lmcache_process(version)
+        return self[version]
+
+
 @pytest.fixture(scope="session")
 def lmcaches() -> Iterator[dict[str, ScenarioProcess]]:
     """A process for each release of LMCache, by version."""
-    with ExitStack() as stack:
-        processes = {version: lmcache_process(version) for version in LMCACHE_VERSIONS}
-        for process in processes.values():
-            stack.callback(process.kill)  # the end of an interpreter takes seconds
-        yield processes
+    processes = _LMCaches()
+    yield processes
+    for process in processes.values():
+        process.kill()  # the end of an interpreter takes seconds
 
 
 @pytest.fixture(params=LMCACHE_VERSIONS)

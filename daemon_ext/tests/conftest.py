@@ -11,8 +11,18 @@ from pathlib import Path
 import pytest
 from pytest_trio.enable_trio_mode import *  # noqa: F403 - this is how pytest-trio is told
 
+from hypercache_compat.daemon_process import started_by
+from hypercache_compat.forked import fork_daemon
+
 # Test files are imported one by one, so what they share needs a place on the path.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_daemons() -> Iterator[None]:
+    """Daemons start with everything imported."""
+    with started_by(fork_daemon):
+        yield
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from daemon_harness import Client, line, running
 from frames import bits, framed
 from identities import FREE_ID, TENANT, client_as
 
+from hypercache_compat.daemon_process import run_refused
 from hypercache_daemon import server
 
 MINE = str(TENANT.uid)
@@ -157,14 +156,7 @@ def test_a_wrong_rule_ends_the_daemon_before_it_touches_anything(
         *("--pool-dir", str(short_dir / "pool"), "--ram-size", "0"),
         *("--socket", str(short_dir / "run" / "s")),
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "hypercache_daemon", *pool, *setting],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = run_refused(*pool, *setting)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith(sentence)
     assert list(short_dir.iterdir()) == []

@@ -8,8 +8,6 @@ import resource
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -19,6 +17,7 @@ import pytest
 from daemon_harness import MIB, pattern, read_layout, write_layout
 from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Message, daemon_forks
 
+from hypercache_compat.daemon_process import run_refused
 from hypercache_daemon.catalog_rows import AddHold, hold_row
 from hypercache_daemon.core.allocator import Extent
 from hypercache_protocol.fields import Tier
@@ -107,14 +106,7 @@ def test_a_second_daemon_on_the_same_pool_is_refused_and_takes_only_its_own_sock
 
 def refused(*words: str) -> str:
     """What a daemon says that ends by itself: one sentence, and no trace."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hypercache_daemon", *words],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = run_refused(*words)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("hypercached: ")
     assert "Traceback" not in done.stderr
@@ -252,9 +244,8 @@ def test_without_descriptors_the_daemon_serves_on_and_lets_others_in_when_there_
 
 
 def test_the_soft_limit_of_descriptors_is_raised_to_the_hard_one(forks: Forks, short_dir: Path) -> None:
-    _, hard = resource.prlimit(forks.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(forks.pid, resource.RLIMIT_NOFILE, (256, hard))  # what the daemon is born with
-    daemon = forks.start(short_dir, arguments(short_dir))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    daemon = forks.start(short_dir, arguments(short_dir), descriptors=(256, hard))
     daemon.connect().close()
     assert resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE) == (hard, hard)
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 from daemon_harness import CHUNK, MIB, pattern, read_layout, write_layout
-from forked_daemons import BlockingClient, ForkedDaemon, Forks, Gone, KillAt, Message, daemon_forks
+from forked_daemons import BlockingClient, ForkedDaemon, Forks, Gone, Message, daemon_forks
+from killed_daemon import KillAt
 
 Place = tuple[str, int, int]  # device, offset, length
 

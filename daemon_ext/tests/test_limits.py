@@ -119,10 +119,11 @@ def test_without_descriptors_it_tries_now_and_then_says_so_once_and_recovers(
             assert b"PONG" in sock.recv(4096)
 
 
-def test_no_more_are_let_in_than_there_are_descriptors_for_and_one_too_many_is_told(short_dir: Path) -> None:
-    with daemon_forks() as own, ExitStack() as held:
-        resource.prlimit(own.pid, resource.RLIMIT_NOFILE, (200, 200))  # what the daemon is born with
-        daemon = own.start(short_dir, arguments(short_dir))
+def test_no_more_are_let_in_than_there_are_descriptors_for_and_one_too_many_is_told(
+    forks: Forks, short_dir: Path
+) -> None:
+    with ExitStack() as held:
+        daemon = forks.start(short_dir, arguments(short_dir), descriptors=(200, 200))
         clients = [held.enter_context(daemon.connect()) for _ in range(200 - 128 - 2)]
         too_many = held.enter_context(queued_client(short_dir)).recv(4096)
         assert b"UNAVAILABLE" in too_many

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from killed_daemon import KillAt, run
+
+from hypercache_compat.forked import ForkedProcess, fork
 
 DEADLINE_S = 30.0
 Message = dict[str, Any]
@@ -59,85 +58,54 @@ class BlockingClient:
         self.close()
 
 
-@dataclass(frozen=True)
-class KillAt:
-    """The step at which a daemon is killed; see killed_daemon.py."""
-
-    after: int
-    thread: str = "worker"
-    event: str = "c_call"
-    calls: Sequence[str] = ("execute",)
-    caller: str | None = None
-
-
 class Forks:
-    """Forks daemons, one at a time."""
+    """Starts daemons, one at a time."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self) -> None:
         self._last: ForkedDaemon | None = None
 
-    def start(self, folder: Path, arguments: Sequence[str], kill: KillAt | None = None) -> ForkedDaemon:
-        """A daemon with its socket at `folder`/s; it may not answer yet. One before it is ended."""
-        if self._last is not None:
-            self._last.kill()
-        order: dict[str, object] = {
-            "arguments": ["--socket", str(folder / "s"), *arguments],
-            "log": str(folder / "log"),
-        }
-        if kill is not None:
-            order |= vars(kill)
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        self._last = ForkedDaemon(folder, int(self.read_line()), self)
+    def start(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        kill: KillAt | None = None,
+        descriptors: tuple[int, int] | None = None,
+    ) -> ForkedDaemon:
+        """A daemon with its socket at `folder`/s; it may not answer yet. One before it is ended.
+
+        Args:
+            kill: where it ends itself.
+            descriptors: the soft and the hard limit of open files that it is born with.
+        """
+        self.close()
+        words = ["--socket", str(folder / "s"), *arguments]
+        self._last = ForkedDaemon(folder, fork(folder / "log", run, words, kill, descriptors))
         return self._last
 
     def close(self) -> None:
-        """End the last daemon, if a test left it alive, and then the program."""
+        """End the last daemon, if a test left it alive."""
         if self._last is not None:
             self._last.kill()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(DEADLINE_S)
-
-    @property
-    def pid(self) -> int:
-        """The process that the daemons are children of."""
-        return self._process.pid
-
-    def read_line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
 
 
 class ForkedDaemon:
-    """A daemon that was started and not yet waited for."""
+    """A daemon that was started."""
 
-    def __init__(self, folder: Path, pid: int, forks: Forks) -> None:
+    def __init__(self, folder: Path, process: ForkedProcess) -> None:
         self.folder = folder
-        self.pid = pid
-        self._forks = forks
-        self._status: int | None = None
+        self.pid = process.pid
+        self._process = process
 
     def wait(self) -> int:
         """Its exit status, or minus the signal that ended it."""
-        if self._status is None:
-            self._status = int(self._forks.read_line())
-        return self._status
+        return self._process.wait(DEADLINE_S)
 
     def kill(self) -> int:
-        if self._status is None:
-            os.kill(self.pid, signal.SIGKILL)
+        self._process.kill()
         return self.wait()
 
     def ended(self) -> bool:
-        """True once it is a zombie or gone."""
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        return state in "ZX"
+        return self._process.poll() is not None
 
     def connect(self) -> BlockingClient:
         """A connection to it as soon as it answers. Raises Gone where it ends before."""
@@ -164,13 +132,9 @@ class ForkedDaemon:
 
 @contextmanager
 def daemon_forks() -> Iterator[Forks]:
-    """Something that forks daemons."""
-    program = Path(__file__).with_name("killed_daemon.py")
-    with subprocess.Popen(
-        [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        forks = Forks(process)
-        try:
-            yield forks
-        finally:
-            forks.close()
+    """Something that starts daemons."""
+    forks = Forks()
+    try:
+        yield forks
+    finally:
+        forks.close()

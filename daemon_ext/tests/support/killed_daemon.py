@@ -1,72 +1,64 @@
-"""Starts daemons one after the other, and lets them end themselves by SIGKILL at a chosen step.
-
-A program of its own. It has the daemon imported once and forks for each start, so a start costs
-milliseconds. Each line of its input is an order, a JSON object:
-
-    arguments   the daemon's command line
-    log         the file for what the daemon prints
-    thread      "main" or "worker": whose calls are counted
-    event       "c_call" or "c_return": before or after the call
-    calls       names of the built-in functions that are counted
-    caller      where given: count only calls from a function of this name
-    after       the daemon is killed at the call of this number; 0: never
-
-It prints the process id of the daemon, and its exit status, or minus a signal, once it has ended. The
-id is not given to another process before the next order, so it may be signalled without care.
-"""
+"""A daemon that ends itself by SIGKILL at a chosen step. It runs in a process of its own."""
 
 from __future__ import annotations
 
-import json
 import os
+import resource
 import signal
 import sys
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from hypercache_daemon.__main__ import main
+from hypercache_compat.forked import run_daemon
 
 
-def count_down(order: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class KillAt:
+    """The step at which the daemon is killed.
+
+    Args:
+        after: the number of the call, counted from 1.
+        thread: "main" or "worker": whose calls are counted.
+        event: "c_call" or "c_return": before or after the call.
+        calls: names of the built-in functions that are counted.
+        caller: where given, only calls from a function of this name are counted.
+    """
+
+    after: int
+    thread: str = "worker"
+    event: str = "c_call"
+    calls: Sequence[str] = ("execute",)
+    caller: str | None = None
+
+
+def run(arguments: Sequence[str], kill: KillAt | None, descriptors: tuple[int, int] | None) -> int:
+    """hypercached with these arguments; it is born with these limits (soft, hard) of open files, if given."""
+    if descriptors is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
+    if kill is not None:
+        _count_down(kill)
+    return run_daemon(arguments)
+
+
+def _count_down(kill: KillAt) -> None:
     """Kill this process at the chosen call; the interpreter's own profiler hook sees every one."""
-    event, calls, caller, left = order["event"], set(order["calls"]), order.get("caller"), order["after"]
+    left = kill.after
 
     def see(frame: FrameType, what: str, called: Any) -> None:
         nonlocal left
-        if what == event and called.__name__ in calls and caller in (None, frame.f_code.co_name):
+        if (
+            what == kill.event
+            and called.__name__ in kill.calls
+            and kill.caller in (None, frame.f_code.co_name)
+        ):
             left -= 1
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    if order["thread"] == "main":
+    if kill.thread == "main":
         sys.setprofile(see)
     else:
         threading.setprofile(see)
-
-
-def run(order: dict[str, Any]) -> int:
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    if order.get("after"):
-        count_down(order)
-    return main(order["arguments"])
-
-
-pid = 0
-for text in sys.stdin:
-    if pid:
-        os.waitpid(pid, 0)
-    received = json.loads(text)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os._exit(run(received))
-        finally:
-            os._exit(70)
-    print(pid, flush=True)
-    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert ended is not None
-    print(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status, flush=True)
