@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from daemon_harness import CHUNK, MIB, Client, Daemon, eventually, pattern, running
 from frames import bits, framed
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hypercache_daemon.core.capacities import Capacities, Capacity
@@ -67,6 +67,8 @@ URIS = st.builds(
 
 
 @given(st.lists(URIS, max_size=4), st.sets(st.sampled_from(PREFIXES)))
+@example(["hypercache://", "hypercache://a", "hypercache://a!"], {"hypercache://a/"})
+@example(["hypercache://a!", "hypercache://a/x", "hypercache://a0"], {"hypercache://a/"})
 def test_of_a_batch_each_prefix_hears_of_what_lies_under_it(uris: list[str], prefixes: set[str]) -> None:
     policies = {prefix: Notes() for prefix in sorted(prefixes)}
     Capacities(Capacity(prefix, 1, policy) for prefix, policy in policies.items()).touched(uris)
@@ -175,11 +177,14 @@ async def test_nested_prefixes_both_count_and_each_makes_room_among_its_own(shor
 
 async def test_many_nested_prefixes_that_are_all_full_are_no_reason_to_refuse(short_dir: Path) -> None:
     nested = [A + "x/" * depth for depth in range(8)]
-    limits = tuple(f"{prefix}={MIB * (8 - depth)}" for depth, prefix in enumerate(nested))
-    async with running(short_dir, capacity=limits) as daemon:
+    async with running(short_dir) as daemon:
         client = await daemon.connect()
-        for depth, prefix in enumerate(nested):
-            await client.store(f"{prefix}{depth}", pattern(depth, MIB))
+        for prefix in nested:
+            await client.store(prefix + "1", pattern(1, MIB))
+            await client.store(prefix + "2", pattern(2, MIB))
+    limits = tuple(f"{prefix}={MIB * (8 - depth)}" for depth, prefix in enumerate(nested))
+    async with running(short_dir, capacity=limits) as daemon:  # now each must give up one of its own
+        client = await daemon.connect()
         await client.store(nested[-1] + "new", pattern(9, MIB))
         for depth, prefix in enumerate(nested):
             assert await usage(client, prefix) == (8 - depth, 8 - depth, 0)
