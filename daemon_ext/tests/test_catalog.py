@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypercache_daemon.catalog import SCHEMA_VERSION, Catalog, CatalogError
-from hypercache_daemon.catalog_rows import AddHold, Delete, DropHold, Put
+from hypercache_daemon.catalog_rows import AddHold, Delete, DropHold, Put, Remember
 from hypercache_daemon.core.extents import Extent, packed
 from hypercache_daemon.core.objects import StoredObject, packed_checksums
 from hypercache_daemon.core.records import STATES, stored_of
@@ -566,3 +566,39 @@ def test_what_a_cut_off_start_left_of_a_catalog_is_no_obstacle(tmp_path: Path) -
     Catalog.create(tmp_path / "c.sqlite", POOL, replace=False)
     assert read(tmp_path / "c.sqlite") == ([], [])
     assert [file.name for file in tmp_path.iterdir()] == ["c.sqlite"]
+
+
+async def test_uris_come_in_their_order_from_anywhere_on() -> None:
+    with made() as path:
+        async with running(path) as catalog:
+            names = [stored.uri for stored in many(5)]
+            await catalog.write([Put(stored) for stored in reversed(many(5))])
+            assert await catalog.uris_after("", 3) == names[:3]
+            assert await catalog.uris_after(names[2], 3) == names[3:]
+            assert await catalog.uris_after(names[2] + "!", 1) == names[3:4], "even if that one is gone"
+            assert await catalog.uris_after(names[4], 3) == []
+
+
+def test_what_is_to_be_remembered_is_there_for_the_next_start() -> None:
+    async def write() -> None:
+        async with running(path) as catalog:
+            assert "word" not in catalog.remembered
+            await catalog.write([Remember("word", "first"), Remember("other", "")])
+            catalog.post([Remember("word", "last")])
+
+    with made() as path:
+        trio.run(write)
+        for _ in range(2):
+            with closing(Catalog.open(path, POOL)) as catalog:
+                assert (catalog.remembered["word"], catalog.remembered["other"]) == ("last", "")
+
+
+def test_a_catalog_that_cannot_be_read_any_more_says_so() -> None:
+    async def ask() -> None:
+        async with running(path) as catalog:
+            catalog._connection.execute("DROP TABLE objects")
+            with pytest.raises(CatalogError, match="could not be read: no such table"):
+                await catalog.uris_after("", 1)
+
+    with made() as path:
+        trio.run(ask)

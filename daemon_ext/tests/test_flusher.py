@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import resource
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -240,14 +241,16 @@ async def test_a_ram_object_whose_file_is_short_is_never_uploaded_and_ends_nothi
         await synced(client, "hypercache://other")
 
 
-async def test_bytes_that_no_longer_match_their_sha256_never_reach_the_backend(
-    short_dir: Path, backend: GatedBackend
+@pytest.mark.parametrize("kind", ["sha256", "chunk_checksums"])
+async def test_bytes_that_no_longer_match_their_checksum_never_reach_the_backend(
+    short_dir: Path, backend: GatedBackend, kind: str
 ) -> None:
     data = pattern(1, 5000)
+    checksums = {"sha256": hashlib.sha256(data).hexdigest(), "chunk_checksums": [zlib.crc32(data)]}
     backend.gate.clear()
     async with flushing(short_dir, backend) as daemon:
         client = await daemon.connect()
-        await write(client, data, sha256=hashlib.sha256(data).hexdigest())
+        await write(client, data, **{kind: checksums[kind]})
         await eventually(lambda: backend.under_way == 1)
         place = (await client.ask("locate", uri=URI))["chunk_layout"][0]
         with Path(place["device"]).open("r+b") as device:  # a bit flips
@@ -255,7 +258,8 @@ async def test_bytes_that_no_longer_match_their_sha256_never_reach_the_backend(
             device.write(b"X")
         backend.gate.set()
         await eventually(lambda: daemon.parts.flusher.failed_uploads >= 1)
-        assert "sha256" in (await client.status())["backend"]["last_error"]
+        said = {"sha256": "sha256", "chunk_checksums": "must not reach the backend"}
+        assert said[kind] in (await client.status())["backend"]["last_error"]
         assert not (backend.folder / "a" / "b").exists()
 
 

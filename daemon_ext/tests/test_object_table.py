@@ -127,6 +127,15 @@ def test_looking_at_all_of_them_keeps_none() -> None:
     assert first is not second
 
 
+def test_a_peek_shows_what_is_there_and_keeps_nothing() -> None:
+    table = loaded(an_object("a"), an_object("b"))
+    assert table.peek("a") == an_object("a")
+    assert table.peek("a") is not table.peek("a")
+    assert table.peek("b") is not table.get("b")
+    assert table.peek("b") is table.get("b")
+    assert table.peek("nowhere") is None
+
+
 def test_what_is_put_replaces_what_was_loaded() -> None:
     table = loaded(an_object("a"), an_object("b"))
     changed = replace(an_object("a"), pinned=False)

@@ -31,6 +31,7 @@ from .catalog_rows import (
     Delete,
     DropHold,
     Put,
+    Remember,
     hold_row,
     object_row,
     read_holds,
@@ -81,8 +82,12 @@ class _Entry:
 class Catalog:
     """The open catalog. `run` must be running for `write` to return."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, epoch: int) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, epoch: int, remembered: dict[str, str]
+    ) -> None:
         self.path = path
+        self.remembered = remembered
+        """What the daemon before this one was to `Remember`, by name."""
         self.epoch = epoch
         """The number of this start of the daemon: grows by one each time."""
         self.transactions = 0
@@ -128,7 +133,8 @@ class Catalog:
             epoch = int(_meta(connection, "epoch")) + 1
             with _transaction(connection, durable=True):
                 connection.execute("UPDATE meta SET value=? WHERE name='epoch'", (str(epoch),))
-            return cls(connection, path, epoch)
+            remembered = dict(connection.execute("SELECT name, value FROM meta"))
+            return cls(connection, path, epoch, remembered)
 
     def records(self) -> dict[str, bytes]:
         """The record of every object by uri, in no promised order."""
@@ -149,6 +155,24 @@ class Catalog:
                 yield made_of(rows)
         except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
             raise CatalogError(f"the catalog {self.path} is damaged: {error}; {_WAY_OUT}") from error
+
+    # -- reading while it is written -------------------------------------------------------------------
+
+    async def uris_after(self, uri: str, count: int) -> list[str]:
+        """The next `count` uris of objects beyond `uri`, in the order of their bytes; what was handed in and
+        is not written yet may be missing.
+
+        Raises:
+            CatalogError: it cannot be read.
+        """
+        try:
+            return await trio.to_thread.run_sync(self._uris_after, uri, count, limiter=self._thread)
+        except sqlite3.Error as error:
+            raise CatalogError(f"the catalog {self.path} could not be read: {error}") from error
+
+    def _uris_after(self, uri: str, count: int) -> list[str]:
+        query = "SELECT uri FROM objects WHERE uri > ? ORDER BY uri LIMIT ?"
+        return [uri for (uri,) in self._connection.execute(query, (uri, count))]
 
     # -- writing ---------------------------------------------------------------------------------------
 
@@ -371,3 +395,5 @@ def _apply_one(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute(_ADD_HOLD, hold_row(change))
         case DropHold(hold_id):
             connection.execute("DELETE FROM holds WHERE hold_id=?", (hold_id,))
+        case Remember(name, value):
+            connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))

@@ -57,7 +57,16 @@ class DropHold:
     casual: bool = True
 
 
-Change = Put | Delete | AddHold | DropHold
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """Keep a word for the daemons after this one, in the place of the one of that name."""
+
+    name: str
+    value: str
+    casual: bool = True
+
+
+Change = Put | Delete | AddHold | DropHold | Remember
 
 OBJECT_COLUMNS = "uri, record, crc"
 _TIERS = {tier.value: tier for tier in Tier}

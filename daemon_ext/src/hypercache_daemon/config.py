@@ -70,6 +70,7 @@ class Config(BaseModel):
     quarantine_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     stage_expiry_s: Annotated[float, Field(gt=0)] = 3600.0
     verify_on_commit: bool = False
+    scrub_mib_s: Annotated[float, Field(ge=0)] = 16.0
     eviction: Annotated[str, Field(pattern="^(return-rate|lru)$")] = "return-rate"
     evict_above: Annotated[float, Field(gt=0, le=1)] = 0.95
     evict_down_to: Annotated[float, Field(gt=0, le=1)] = 0.90
@@ -185,6 +186,7 @@ _HELP: dict[str, str] = {
     "quarantine_share": "share of a pool that may rest; above it the oldest are used again sooner",
     "stage_expiry_s": "seconds after which a staged write that nobody touched is dropped",
     "verify_on_commit": "read back what is committed with checksums before the commit is acknowledged",
+    "scrub_mib_s": "MiB per second that are read to find corrupt objects, once a day all of them; 0: none",
     "eviction": "who leaves first: return-rate (the kind that seldom comes back) or lru",
     "evict_above": "share of a pool above which eviction starts",
     "evict_down_to": "share of a pool down to which it goes on",

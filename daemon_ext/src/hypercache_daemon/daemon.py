@@ -21,13 +21,14 @@ import trio
 
 from .access import Access
 from .backend import Backend
-from .config import Config
+from .config import MIB, Config
 from .connection import DEFAULT_LIMITS, ConnectionLimits
 from .flusher import Flusher
 from .handlers import Handlers
 from .identity import Identity
 from .ingest import Ingester
 from .removal import Remover, run_janitor
+from .scrub import Scrubber
 from .server import Server, bind, remove_socket
 from .startup import Opened, open_all, socket_inode
 from .status import report
@@ -104,6 +105,7 @@ class Parts:
     remover: Remover
     flusher: Flusher
     ingester: Ingester
+    scrubber: Scrubber
     handlers: Handlers
     server: Server
 
@@ -124,6 +126,7 @@ async def serve(
             parts = _wired(config, opened, backend, limits, background)
             background.start_soon(parts.flusher.run)
             background.start_soon(parts.remover.run)
+            background.start_soon(parts.scrubber.run)
             background.start_soon(run_janitor, parts.store, _JANITOR_PERIOD_S)
             log.info("ready: serving %s", config.socket)
             task_status.started(parts)
@@ -150,6 +153,7 @@ def _wired(
     flusher = Flusher(store, backend)
     writer = Writer(store, remover, flusher, config.verify_on_commit)
     ingester = Ingester(store, writer, backend, background)
+    scrubber = Scrubber(store, remover, config.scrub_mib_s * MIB)
     handlers = Handlers(
         store,
         writer,
@@ -158,13 +162,15 @@ def _wired(
         ingester,
         tuple(device.info for device in opened.pool.devices),
         _identity(config, opened, limits),
-        lambda: report(store, handlers, remover, flusher, ingester, server, lambda: store.clock() - started),
+        lambda: report(
+            store, handlers, remover, flusher, ingester, scrubber, server, lambda: store.clock() - started
+        ),
         Telemetry(),
         Counter(),
     )
     limits = replace(limits, idle_timeout_s=config.idle_s)
     server = Server(handlers, config.wire_version, limits, config.max_connections, config.rules())
-    return Parts(store, remover, flusher, ingester, handlers, server)
+    return Parts(store, remover, flusher, ingester, scrubber, handlers, server)
 
 
 def _identity(config: Config, opened: Opened, limits: ConnectionLimits) -> Identity:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import zlib
 from collections.abc import Iterator
 
 import trio
@@ -154,7 +155,12 @@ class Flusher:
 
     def _counted_pieces(self, stored: StoredObject) -> Iterator[bytes]:
         self._sent[stored.uri] = 0
-        for piece in self._store.pieces(stored.tier, stored.extents):
+        checksums = stored.checksums or [None] * len(stored.extents)
+        pieces = self._store.pieces(stored.tier, stored.extents)
+        for number, (piece, checksum) in enumerate(zip(pieces, checksums, strict=True)):
+            if checksum is not None and zlib.crc32(piece) != checksum:
+                # Out there nothing would tell it from what was meant.
+                raise DeviceError(f"chunk {number} of {stored.uri} is corrupt and must not reach the backend")
             yield piece
             self._sent[stored.uri] += len(piece)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import trio
@@ -64,6 +64,13 @@ class Remover:
             async with self._store.locks.hold_all(batch):
                 removed += len(await self._remove_locked(batch))
         return removed
+
+    async def drop(self, uris: Sequence[str], doomed: Callable[[StoredObject], bool]) -> list[StoredObject]:
+        """Delete the objects of these uris for which `doomed` holds once nobody works on them; returns
+        which."""
+        async with self._store.locks.hold_all(uris):
+            found = [stored for uri in uris if (stored := self._store.cache.get(uri)) is not None]
+            return await self._remove_locked([stored.uri for stored in found if doomed(stored)])
 
     async def make_room(self, room: Room, wanted_bytes: int) -> bool:
         """Evict until `wanted_bytes` fit; False, and nothing is evicted, where that could not be."""

@@ -10,6 +10,7 @@ from .flusher import Flusher
 from .handlers import Handlers
 from .ingest import Ingester
 from .removal import Remover
+from .scrub import Scrubber
 from .server import Server
 from .store import Store
 
@@ -20,6 +21,7 @@ def report(
     remover: Remover,
     flusher: Flusher,
     ingester: Ingester,
+    scrubber: Scrubber,
     server: Server,
     uptime_s: Callable[[], float],
 ) -> dict[str, Any]:
@@ -72,6 +74,7 @@ def report(
             "ingested_objects": ingester.ingested_objects,
             "ingested_bytes": ingester.ingested_bytes,
         },
+        "scrub": scrubber.report(),
         "catalog": {"transactions": store.catalog.transactions},
         "telemetry": handlers.telemetry.report(),
     }

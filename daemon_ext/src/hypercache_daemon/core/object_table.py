@@ -40,6 +40,12 @@ class ObjectTable:
             found = self._objects[uri] = stored_of(uri, found)
         return found
 
+    def peek(self, uri: str) -> StoredObject | None:
+        """The object of this uri, made for the caller alone: who goes through all of them would otherwise
+        have all of them kept."""
+        found = self._objects.get(uri)
+        return stored_of(uri, found) if isinstance(found, bytes) else found
+
     def many(self, uris: Sequence[str]) -> list[StoredObject | None]:
         """The objects of these uris, in their order."""
         found = list(map(self._objects.get, uris))  # in C: a lookup of many keys spends its time here

@@ -1,0 +1,154 @@
+"""The scrub: reads what has checksums, slowly and one piece at a time, and drops what is corrupt.
+
+Rules:
+1. It reads from the devices themselves, in a worker thread of its own: no request waits for it.
+2. The blocks of what it reads stay the object's own until it has read them, and only the very object that
+   was read is dropped: what is replaced or evicted meanwhile is nobody's corruption.
+3. Wrong twice in a row is corrupt. It is dropped whatever its state, for no copy of it may get any further,
+   and the log says what is lost with it: once, since then it is gone.
+4. What cannot be read is the device's fault, which is not judged here; a RAM file that is gone or cut off
+   is a lost object.
+5. A round goes through the catalog by uri and goes on after a restart where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import DIRTY
+
+from .access import DeviceError
+from .catalog_rows import Remember
+from .core.allocator import Extent
+from .core.objects import StoredObject
+from .removal import Remover
+from .store import Store
+
+log = logging.getLogger(__name__)
+
+_FIRST_AFTER_S = 60.0  # a start has enough to do
+_ROUND_EVERY_S = 86_400.0
+_PIECE_BYTES = 256 * 1024  # a fraction of a millisecond of a device's time
+_URIS_TOGETHER = 64
+_PLACE = "scrubbed up to"
+
+
+class Scrubber:
+    """Goes through all objects once a day, and longer where the pace asks for it.
+
+    Args:
+        pace_bytes_s: the most that is read in a second; 0 turns it off.
+    """
+
+    def __init__(self, store: Store, remover: Remover, pace_bytes_s: float) -> None:
+        self._store = store
+        self._remover = remover
+        self._pace_bytes_s = pace_bytes_s
+        self._thread = trio.CapacityLimiter(1)
+        self._after = store.catalog.remembered.get(_PLACE, "")
+        self._rounds = 0
+        self._objects = 0
+        self._bytes = 0
+        self._unreadable = 0
+        self._corrupt = 0
+        self._corrupt_dirty = 0
+        self._corrupt_pinned = 0
+
+    def report(self) -> dict[str, int]:
+        """What was done since the start of the daemon. A corrupt object was the only copy where it was
+        dirty."""
+        return {
+            "rounds": self._rounds,
+            "objects": self._objects,
+            "bytes": self._bytes,
+            "unreadable_objects": self._unreadable,
+            "corrupt_objects": self._corrupt,
+            "corrupt_dirty_objects": self._corrupt_dirty,
+            "corrupt_pinned_objects": self._corrupt_pinned,
+        }
+
+    async def run(self) -> None:
+        """Scrub until cancelled."""
+        if not self._pace_bytes_s:
+            return
+        await trio.sleep(_FIRST_AFTER_S)
+        while True:
+            next_at = trio.current_time() + _ROUND_EVERY_S
+            try:
+                await self.round()
+            except Exception:  # the boundary: a fault of ours must not end the daemon
+                log.exception("scrubbing failed, and goes on tomorrow")
+            await trio.sleep_until(next_at)
+
+    async def round(self) -> None:
+        """Check what is left of the round that was begun last."""
+        while uris := await self._store.catalog.uris_after(self._after, _URIS_TOGETHER):
+            for uri in uris:
+                await self._check(uri)
+            self._remember(uris[-1])
+        self._remember("")
+        self._rounds += 1
+
+    def _remember(self, uri: str) -> None:
+        self._after = uri
+        self._store.catalog.post([Remember(_PLACE, uri)])
+
+    async def _check(self, uri: str) -> None:
+        stored = self._store.cache.peek(uri)
+        if stored is None or stored.checksums is None:
+            return
+        self._store.cache.begin_reading(stored)
+        try:
+            problem = await self._problem(stored)
+        finally:
+            self._store.cache.end_reading(stored)
+        self._objects += 1
+        if problem is not None:
+            await self._drop(stored, problem)
+
+    async def _problem(self, stored: StoredObject) -> str | None:
+        """Why the object must go, or None."""
+        try:
+            for extent, checksum in zip(stored.extents, stored.checksums or (), strict=True):
+                for _ in range(2):
+                    if (found := await self._crc32_of(stored.tier, extent)) == checksum:
+                        break
+                else:
+                    path = self._store.path(stored.tier, extent)
+                    place = f"{extent.length} bytes at {extent.offset} of {path}"
+                    return f"{place} have the CRC-32 {found:#010x} and not {checksum:#010x}"
+        except (DeviceError, OSError) as error:
+            self._unreadable += 1
+            lost = stored.tier is Tier.RAM and isinstance(error, (DeviceError, FileNotFoundError))
+            return str(error) if lost else None
+        return None
+
+    async def _crc32_of(self, tier: Tier, extent: Extent) -> int:
+        device, offset, length = extent
+        crc = 0
+        for start in range(0, length, _PIECE_BYTES):
+            piece = Extent(device, offset + start, min(_PIECE_BYTES, length - start))
+            crc = await trio.to_thread.run_sync(
+                self._store.crc32_of, tier, piece, crc, limiter=self._thread, abandon_on_cancel=True
+            )
+            self._bytes += piece.length
+            await trio.sleep(piece.length / self._pace_bytes_s)
+        return crc
+
+    async def _drop(self, stored: StoredObject, problem: str) -> None:
+        dropped = await self._remover.drop([stored.uri], lambda now: now.generation == stored.generation)
+        for gone in dropped:
+            self._corrupt += 1
+            self._corrupt_dirty += gone.state in DIRTY
+            self._corrupt_pinned += gone.pinned
+            log.error(
+                "%s (%s%s) is corrupt and was dropped%s: %s",
+                gone.uri,
+                gone.state.value,
+                ", pinned" if gone.pinned else "",
+                "; NO BACKEND HAS IT, so it is lost" if gone.state in DIRTY else "",
+                problem,
+            )
