@@ -1,4 +1,5 @@
-"""HyperCache's connector: the class that LMCache loads, and the synchronous client beneath it.
+"""HyperCache's connector: the class that LMCache loads, a store of blocks for programs without LMCache, and
+the synchronous client beneath both.
 
 Importing this package needs neither LMCache nor torch.
 """
@@ -7,5 +8,6 @@ from .adapter import HyperCacheConnector
 from .client import Client
 from .config import ConfigError
 from .connection import DaemonUnavailable
+from .kv_store import KVStore
 
-__all__ = ["Client", "ConfigError", "DaemonUnavailable", "HyperCacheConnector"]
+__all__ = ["Client", "ConfigError", "DaemonUnavailable", "HyperCacheConnector", "KVStore"]

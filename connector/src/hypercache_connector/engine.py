@@ -41,7 +41,8 @@ _ERRORS = {errno.EIO: Outcome.IO_ERROR, errno.ENOSPC: Outcome.NO_SPACE, errno.ED
 @dataclass(frozen=True)
 class Engine:
     """What the operations work with, and how they store: in which `tier`, `pinned` or not, to the backend
-    too (`write_through`) or local-only. `seals` is the mode in which a daemon without checksums is used."""
+    too (`write_through`) or local-only. `seals` is the mode in which a daemon without checksums is used, and
+    `offers_seals` whether it could be turned on."""
 
     client: Client
     devices: Devices
@@ -54,6 +55,7 @@ class Engine:
     pinned: bool = False
     write_through: bool = False
     seals: bool = False
+    offers_seals: bool = True
     transfer_timeout_s: float = 30.0
     close_timeout_s: float = 10.0
 
@@ -154,8 +156,8 @@ def _note_unavailable(engine: Engine, error: DaemonUnavailable) -> None:
     if error.outcome is not Outcome.DAEMON_TOO_OLD:
         engine.log.note(error.outcome.value, "%s: %s", engine.client.socket_path, error)
     elif not engine.seals:  # else a seal stands for what the daemon lacks
-        text = "%s: %s, or turn on 'seal_for_old_daemons'"
-        engine.log.note(error.outcome.value, text, engine.client.socket_path, error)
+        advice = ", or turn on 'seal_for_old_daemons'" if engine.offers_seals else ""
+        engine.log.note(error.outcome.value, "%s: %s%s", engine.client.socket_path, error, advice)
 
 
 def located(engine: Engine, uris: Sequence[str]) -> list[Answer]:
@@ -184,12 +186,13 @@ def count(engine: Engine, group: str, outcomes: Sequence[Outcome]) -> None:
     counted = engine.counters.add_outcomes(group, outcomes)
     unverifiable = sum(counted.get(outcome.value, 0) for outcome in _UNVERIFIABLE)
     if unverifiable:
+        advice = "; those that were sealed can be loaded with 'seal_for_old_daemons'"
         engine.log.note(
             "unverifiable",
             "%d of %d objects have no checksums, so they are misses until they are stored anew%s",
             unverifiable,
             len(outcomes),
-            "" if engine.seals else "; those that were sealed can be loaded with 'seal_for_old_daemons'",
+            advice if engine.offers_seals and not engine.seals else "",
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from typing import Any
 
 import torch
@@ -64,3 +66,29 @@ def get(socket_path: str, key: str, size_bytes: int) -> bool:
     if data is not None:
         require_same(data, payload(key, size_bytes))
     return data is not None
+
+
+def get_tensor(socket_path: str, key: str, dtype: str, shape: list[int]) -> bool:
+    """Is the block there? Where it is, it is filled into a tensor and that must count up from 0."""
+    store = HyperCacheKVStore(socket_path)
+    want = torch.arange(math.prod(shape)).reshape(shape).to(getattr(torch, dtype))
+    into = torch.zeros_like(want)
+    got = store.get_kv_block(key, out_tensor=into)
+    store.close()
+    assert got is None or torch.equal(into, want)
+    return got is into
+
+
+def prefix_hash(token_ids: list[int], **named: Any) -> str:
+    """The key of a prefix."""
+    return str(HyperCacheKVStore.compute_prefix_hash(token_ids, **named))
+
+
+def signatures() -> dict[str, list[list[str]]]:
+    """The name and the default of every parameter of every public method."""
+    methods = inspect.getmembers(HyperCacheKVStore, inspect.isfunction)
+    return {
+        name: [[each.name, repr(each.default)] for each in inspect.signature(method).parameters.values()]
+        for name, method in methods
+        if name == "__init__" or not name.startswith("_")
+    }

@@ -1,0 +1,105 @@
+"""Callers' bytes, arrays and tensors as flat memory.
+
+Rules:
+1. Nothing is copied, converted or brought here from elsewhere. What would take that is refused, with what to
+   do instead.
+2. torch is never imported: whoever has a tensor has imported it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import numpy as np
+
+from .direct_io import Buffer
+
+_FIELD_NAME = re.compile(r":[^:]*:")
+
+
+def buffer_of(source: object, *, writable: bool) -> Buffer:
+    """The memory of what has the buffer protocol, a numpy array of any dtype, a torch tensor on the CPU, or
+    what speaks `__array_interface__` or DLPack.
+
+    Args:
+        writable: whether it will be written to.
+
+    Raises:
+        TypeError: it is none of these.
+        ValueError: it lies on a GPU, is not contiguous, holds Python objects, or is read-only where it must
+            not be.
+    """
+    memory = _memory(source)
+    _require_contiguous(memory.c_contiguous)
+    _require_plain("O" not in _FIELD_NAME.sub("", memory.format))
+    if writable and memory.readonly:
+        raise ValueError("its memory is read-only: give a bytearray, a writable array or a tensor")
+    return Buffer(memory, writable=writable)
+
+
+def _memory(source: object) -> memoryview:
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(source, torch.Tensor):
+        return _of_tensor(source, torch.uint8)
+    if hasattr(source, "__cuda_array_interface__"):
+        raise _elsewhere("a GPU")
+    if isinstance(source, np.ndarray):
+        return _of_array(source)
+    try:
+        return memoryview(source)  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError) as error:
+        if hasattr(source, "__array_interface__"):
+            return _of_array(np.asarray(source))
+        if hasattr(source, "__dlpack__"):
+            return _of_dlpack(source)
+        raise TypeError(
+            f"a block is bytes-like, a numpy array or a tensor on the CPU, not {type(source).__name__} "
+            f"({error})"
+        ) from None
+
+
+def _of_tensor(tensor: Any, uint8: Any) -> memoryview:
+    if tensor.device.type != "cpu":
+        raise _elsewhere(tensor.device)
+    _require_contiguous(tensor.is_contiguous())
+    try:
+        # As bytes, since numpy lacks some of torch's types.
+        return memoryview(tensor.detach().reshape(-1).view(uint8).numpy())
+    except (RuntimeError, TypeError) as error:  # sparse, lazily conjugated, without data …
+        raise ValueError(f"torch gives no plain memory for this tensor: {error}") from None
+
+
+def _of_array(array: np.ndarray[Any, Any]) -> memoryview:
+    _require_contiguous(array.flags.c_contiguous)
+    _require_plain(not array.dtype.hasobject)
+    # As bytes, since the buffer protocol lacks some of numpy's types.
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+
+def _of_dlpack(source: Any) -> memoryview:
+    try:
+        return _of_array(np.from_dlpack(source))
+    except (BufferError, RuntimeError, ValueError, TypeError) as error:
+        raise ValueError(f"DLPack gives no memory of the CPU for it: {error}") from None
+
+
+def _require_contiguous(is_contiguous: bool) -> None:
+    if not is_contiguous:
+        raise ValueError(
+            "its memory is not contiguous: give a contiguous copy (tensor.contiguous(), "
+            "numpy.ascontiguousarray)"
+        )
+
+
+def _require_plain(is_plain: bool) -> None:
+    if not is_plain:
+        raise ValueError("it holds Python objects, which are addresses in this process: give plain numbers")
+
+
+def _elsewhere(place: object) -> ValueError:
+    return ValueError(
+        f"its memory is on {place}, and blocks move between devices and the CPU's memory: "
+        "go by a tensor on the CPU (tensor.cpu(), tensor.copy_())"
+    )
