@@ -33,6 +33,47 @@ def numbered(count: int) -> list[str]:
 # -- every policy --------------------------------------------------------------------------------------
 
 
+class Twins:
+    """A policy that was loaded, and one that had the same keys inserted."""
+
+    def __init__(self, make: Make, count: int) -> None:
+        self.loaded, self.filled = make(), policy_with(numbered(count), make)
+        self.loaded.load(numbered(count), [4096] * count)
+
+    def both(self, change: Callable[[EvictionPolicy], None]) -> None:
+        change(self.loaded)
+        change(self.filled)
+
+    def check(self) -> None:
+        assert list(self.loaded.victims()) == list(self.filled.victims())
+
+
+CHANGES = st.lists(
+    st.one_of(
+        st.builds(lambda key: lambda policy: policy.inserted(f"k{key}", 4096), st.integers(0, 200)),
+        st.builds(lambda key: lambda policy: policy.removed(f"k{key}"), st.integers(0, 200)),
+        st.builds(
+            lambda first, count: lambda policy: policy.touched(numbered(200)[first : first + count]),
+            st.integers(0, 200),
+            st.integers(0, 100),
+        ),
+    ),
+    max_size=30,
+)
+
+
+@every_policy
+@given(count=st.integers(0, 150), changes=CHANGES)
+def test_what_is_loaded_at_once_goes_on_like_what_was_inserted_one_by_one(
+    make: Make, count: int, changes: list[Callable[[EvictionPolicy], None]]
+) -> None:
+    twins = Twins(make, count)
+    twins.check()
+    for change in changes:
+        twins.both(change)
+        twins.check()
+
+
 @every_policy
 def test_of_a_batch_the_tail_leaves_before_the_head(make: Make) -> None:
     policy = policy_with(["head", "middle", "tail", "other"], make)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import Protocol, TypeVar
 
 _FIRST_LOOK = 16
@@ -24,6 +24,10 @@ class EvictionPolicy(Protocol):
 
     def inserted(self, key: str, size_bytes: int) -> None:
         """`key` may be evicted from now on; known already, it is as good as new and has the new size."""
+
+    def load(self, keys_coldest_first: Sequence[str], sizes_bytes: Sequence[int]) -> None:
+        """Like `inserted` for each of these, which are all different, before anything else has happened: a
+        start does this with every object there is."""
 
     def touched(self, keys_in_batch_order: Sequence[str]) -> None:
         """These were asked for together, in this order; unknown keys are passed over, and may tell a policy
@@ -50,6 +54,10 @@ class Lru:
         """`key` is the hottest now, whatever its size."""
         self._coldest_first[key] = None
         self._coldest_first.move_to_end(key)
+
+    def load(self, keys_coldest_first: Sequence[str], sizes_bytes: Sequence[int]) -> None:  # noqa: ARG002
+        """The last key is the hottest, whatever their sizes."""
+        self._coldest_first.update(zip(keys_coldest_first, repeat(None)))
 
     def touched(self, keys_in_batch_order: Sequence[str]) -> None:
         """The batch's first key is the hottest now, the others follow it; unknown keys are passed over."""

@@ -113,6 +113,18 @@ class ReturnRate:
         self._run_of[key] = run
         kind.count_joined(1, len(self._run_of))
 
+    def load(self, keys_coldest_first: Sequence[str], sizes_bytes: Sequence[int]) -> None:  # noqa: ARG002
+        """All came in one after another, and are of the kind that nobody asked for yet."""
+        kind = self._kinds[_NEVER_ASKED]
+        # Python for each run, C for each key: of a million objects a start spends much of its time here.
+        for first in range(0, len(keys_coldest_first), _LONGEST_RUN):
+            run = self._arriving = kind.new_run(first + 1)
+            run.keys = list(reversed(keys_coldest_first[first : first + _LONGEST_RUN]))
+            run.present = len(run.keys)
+            self._run_of.update(zip(run.keys, repeat(run)))
+        self._arrivals = len(keys_coldest_first)
+        kind.count_joined(self._arrivals, self._arrivals)
+
     def touched(self, keys_in_batch_order: Sequence[str]) -> None:
         """The batch moves on to its next kinds; a missing end is remembered, other unknown keys are passed
         over."""

@@ -39,8 +39,8 @@ class Tally:
                 evictable |= there
         oldest_first = np.argsort(heads["generation"], kind="stable")
         coldest_first = oldest_first[evictable[oldest_first]]
-        for index, size_bytes in zip(coldest_first.tolist(), sizes[coldest_first].tolist(), strict=True):
-            self.policy.inserted(uris[index], size_bytes)
+        keys = list(map(uris.__getitem__, coldest_first.tolist()))
+        self.policy.load(keys, sizes[coldest_first].tolist())
 
     def count_in(self, stored: StoredObject, size_bytes: int) -> None:
         """`stored` is here from now on, and takes `size_bytes`."""
