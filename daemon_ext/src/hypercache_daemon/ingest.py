@@ -4,6 +4,7 @@ Rules:
 1. Callers that want one missing object share one fetch.
 2. A fetched object is committed whole, with checksums, or not at all.
 3. What a client commits meanwhile wins over what was fetched.
+4. Nothing older takes the place of an object that waits for a device that failed.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ class Ingester:
         here = self.store.cache.get(uri)
         if here is not None:
             return here
+        if self.store.cache.withholds_the_newest(uri):
+            return None
         if await trio.to_thread.run_sync(self.backend.size_bytes, source, abandon_on_cancel=True) is None:
             return None
         size_bytes, pieces = await trio.to_thread.run_sync(
@@ -142,7 +145,8 @@ class Ingester:
     async def _commit(self, staged: StagedWrite, checksums: tuple[int, ...]) -> bool:
         """False where a client committed meanwhile, even if that is evicted again: its bytes are newer."""
         async with self.store.locks.hold(staged.uri):
-            if staged.overtaken or self.store.cache.get(staged.uri) is not None:
+            cache = self.store.cache
+            if staged.overtaken or cache.get(staged.uri) or cache.withholds_the_newest(staged.uri):
                 return False
             stored = self.store.cache.plan_commit(staged, StateEvent.INGESTED, checksums=checksums)
             await self.writer.swap_in([(staged, stored)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import trio
 
@@ -58,7 +58,8 @@ class Remover:
 
     async def purge(self) -> int:
         """Delete every committed object; returns how many. Staged writes are not objects and stay."""
-        batches = iter(self._store.cache.uris())
+        cache = self._store.cache
+        batches = chain(cache.uris(), [stored.uri for stored in cache.withheld()])
         removed = 0
         while batch := list(islice(batches, _PURGE_BATCH)):
             async with self._store.locks.hold_all(batch):
@@ -69,7 +70,7 @@ class Remover:
         """Delete the objects of these uris for which `doomed` holds once nobody works on them; returns
         which."""
         async with self._store.locks.hold_all(uris):
-            found = [stored for uri in uris if (stored := self._store.cache.get(uri)) is not None]
+            found = [stored for uri in uris if (stored := self._store.cache.owner(uri)) is not None]
             return await self._remove_locked([stored.uri for stored in found if doomed(stored)])
 
     async def make_room(self, room: Room, wanted_bytes: int) -> bool:
@@ -145,7 +146,7 @@ class Remover:
     async def _remove_locked(self, uris: Sequence[str]) -> list[StoredObject]:
         """Delete the objects of uris whose locks the caller holds."""
         store = self._store
-        found = [stored for uri in dict.fromkeys(uris) if (stored := store.cache.get(uri)) is not None]
+        found = [stored for uri in dict.fromkeys(uris) if (stored := store.cache.owner(uri)) is not None]
         if not found:
             return []
         now = store.clock()

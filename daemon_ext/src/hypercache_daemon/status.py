@@ -38,6 +38,7 @@ def report(
         "pools": {
             tier.value: {
                 **asdict(pool.usage()),
+                "withheld_bytes": pool.withheld_bytes,
                 "pinned_bytes": pool.pinned_bytes,
                 "dirty_bytes": pool.dirty_bytes,
             }

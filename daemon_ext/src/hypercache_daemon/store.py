@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,10 +18,10 @@ from . import devices
 from .access import DeviceError
 from .catalog import Catalog
 from .catalog_rows import AddHold, Change, DropHold
-from .chunk_crc import crc32_of
 from .core.allocator import Extent
 from .core.cache import Cache, Times
 from .core.objects import Hold, StagedWrite
+from .direct_reads import read_direct
 from .locks import UriLocks
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,8 @@ class Store:
         """The CRC-32 of a chunk or of a piece of one, gone on with from `crc`. Blocks. OSError or
         DeviceError where it cannot be read."""
         with self._watched(tier, extent):
-            return crc32_of(self.path(tier, extent), extent.offset, extent.length, crc)
+            data = read_direct(self.path(tier, extent), extent.offset, extent.length)
+        return zlib.crc32(data, crc)
 
     @contextmanager
     def _watched(self, tier: Tier, extent: Extent) -> Iterator[None]:

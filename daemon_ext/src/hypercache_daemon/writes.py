@@ -351,7 +351,7 @@ class Writer:
             store.cache.apply_commit(staged, stored, now)
 
     def _swap_changes(self, staged: StagedWrite, stored: StoredObject, now: float) -> list[Change]:
-        replaced = self.store.cache.get(stored.uri)
+        replaced = self.store.cache.owner(stored.uri)
         # What a power loss would bring back is a miss, unless blocks changed hands.
         casual = replaced is None and stored.state not in DIRTY
         changes: list[Change] = [Put(stored, casual), DropHold(staged.stage_id)]

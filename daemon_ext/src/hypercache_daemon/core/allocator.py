@@ -141,6 +141,14 @@ class Allocator:
         self._device(device).excluded = False
         self._close_ring()
 
+    def allocated_bytes(self, device: int) -> int:
+        """What is allocated on one device, excluded or not, in bytes.
+
+        Raises:
+            ValueError: no such device.
+        """
+        return self._device(device).allocated_blocks * ALIGNMENT
+
     def fragmentation(self) -> float:
         """How much of the free space is too scattered for whole chunks, from 0.0 (nothing) to 1.0 (all).
 

@@ -80,6 +80,7 @@ class Cache:
         self._staged: dict[str, StagedWrite] = {}  # by stage_id, oldest first
         self._staged_by_uri: dict[str, list[StagedWrite]] = {}  # oldest first, of clients
         self._own_by_uri: dict[str, list[StagedWrite]] = {}  # of the daemon itself
+        self._withheld: dict[str, StoredObject] = {}
         self._reading: dict[int, int] = {}  # generation -> the daemon's own readers
         self._parked: dict[int, Hold] = {}
 
@@ -96,6 +97,10 @@ class Cache:
         """Like `get`, for who goes through all objects: it costs no memory that stays."""
         return self._objects.peek(uri)
 
+    def owner(self, uri: str) -> StoredObject | None:
+        """The object that has blocks under this uri, which nobody finds where it is withheld."""
+        return self._objects.get(uri) or self._withheld.get(uri)
+
     def locate(self, uris: Sequence[str]) -> list[StoredObject | None]:
         """The committed objects of one batch, in its order; counts as a use of each."""
         for pool in self.pools.values():
@@ -108,6 +113,10 @@ class Cache:
         """What clients wrote last under a uri and have not committed."""
         writes = self._staged_by_uri.get(uri)
         return writes[-1] if writes else None
+
+    def staged_writes(self) -> list[StagedWrite]:
+        """All of them, the daemon's own too, oldest first."""
+        return list(self._staged.values())
 
     @property
     def has_staged_writes(self) -> bool:
@@ -224,7 +233,7 @@ class Cache:
         announce_committed: bool = False,
     ) -> StoredObject:
         """The object that the staged write becomes. A pin is kept when an object is replaced."""
-        before = self._objects.get(staged.uri)
+        before = self.owner(staged.uri)
         return StoredObject(
             staged.uri,
             staged.tier,
@@ -289,6 +298,36 @@ class Cache:
                 chosen.append(stored)
                 missing -= stored.allocated_bytes
         return chosen
+
+    # -- what lies on a device that failed -------------------------------------------------------------
+
+    def withhold(self, uri: str) -> None:
+        """Let nobody find the object that is here under this uri. Its blocks stay its own until it is given
+        back, removed or replaced."""
+        stored = self._objects.pop(uri)
+        assert stored is not None, "only what is here can be withheld"
+        self._count_out(stored)
+        if stored.state is SyncStatus.SYNCING_BACKEND:
+            stored = self.changed(stored, StateEvent.UPLOAD_FAILED)
+        self.pools[stored.tier].withheld_bytes += stored.allocated_bytes
+        self._withheld[uri] = stored
+
+    def give_back(self, uri: str) -> StoredObject:
+        """Let everybody find what was withheld under this uri."""
+        stored = self._withheld.pop(uri)
+        self.pools[stored.tier].withheld_bytes -= stored.allocated_bytes
+        self._objects.put(stored)
+        self._count_in(stored)
+        return stored
+
+    def withheld(self) -> list[StoredObject]:
+        """Everything that is withheld."""
+        return list(self._withheld.values())
+
+    def withholds_the_newest(self, uri: str) -> bool:
+        """Whether what is withheld under this uri is newer than what any backend has."""
+        stored = self._withheld.get(uri)
+        return stored is not None and stored.state is not SyncStatus.SYNCED_BACKEND
 
     # -- blocks that rest ------------------------------------------------------------------------------
 
@@ -387,10 +426,13 @@ class Cache:
 
     def _retire(self, uri: str, now: float) -> Hold | None:
         before = self._objects.pop(uri)
-        if before is None:
+        if before is not None:
+            self._count_out(before)
+        elif (before := self._withheld.pop(uri, None)) is not None:
+            self.pools[before.tier].withheld_bytes -= before.allocated_bytes
+        else:
             return None
         pool = self.pools[before.tier]
-        self._count_out(before)
         hold = self.plan_hold(before, now)
         if before.generation in self._reading:
             pool.park(hold)

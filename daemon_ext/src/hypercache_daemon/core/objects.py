@@ -109,13 +109,15 @@ class NoSpace:
     quarantined_bytes: int
     pinned_bytes: int
     dirty_bytes: int
+    withheld_bytes: int = 0
 
     def sentence(self) -> str:
         """What the client is told."""
+        withheld = f", on devices that failed {self.withheld_bytes}" if self.withheld_bytes else ""
         return (
             f"no space for {self.wanted_bytes} bytes in the {self.tier.value} pool of {self.total_bytes}: "
             f"free {self.free_bytes}, pinned {self.pinned_bytes}, not yet in a backend {self.dirty_bytes}, "
-            f"staged {self.staged_bytes}, quarantined {self.quarantined_bytes}"
+            f"staged {self.staged_bytes}, quarantined {self.quarantined_bytes}{withheld}"
         )
 
 

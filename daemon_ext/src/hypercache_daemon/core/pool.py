@@ -51,13 +51,15 @@ class Pool(Tally):
         self._writers: list[Hold] = []  # not shortenable; few
         self.quarantined_bytes = 0
         self._retired_bytes = 0
+        self.withheld_bytes = 0
+        """Of objects that nobody finds, since a device that they lie on failed."""
 
     def usage(self) -> Usage:
-        """The pool in figures."""
+        """The pool in figures; what is withheld is used."""
         return Usage(
             self.blocks.total_bytes,
             self.blocks.free_bytes,
-            self.used_bytes,
+            self.used_bytes + self.withheld_bytes,
             self.staged_bytes,
             self.quarantined_bytes,
         )
@@ -73,6 +75,7 @@ class Pool(Tally):
             self.quarantined_bytes,
             self.pinned_bytes,
             self.dirty_bytes,
+            self.withheld_bytes,
         )
 
     def could_hold(self, size_bytes: int) -> bool:

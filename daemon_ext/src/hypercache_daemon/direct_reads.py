@@ -1,4 +1,4 @@
-"""The CRC-32 of bytes that lie on a device, read from the device itself where it lets us.
+"""Bytes from a device itself, where it lets us.
 
 A buffered read is answered from the kernel's memory, which says nothing of the device, and pushes out what
 others want to find there. So the page cache is passed by (O_DIRECT), except on file systems without that.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import zlib
 
 from .access import DeviceError
 
@@ -17,9 +16,9 @@ _PAGE = mmap.PAGESIZE
 _SECTOR = 512  # the least that a read past the page cache moves
 
 
-def crc32_of(path: str, offset: int, length: int, crc: int = 0) -> int:
-    """The CRC-32 of `length` bytes (at least 1) at `offset`, a multiple of 4,096, gone on with from `crc`.
-    Blocks, so call it in a worker thread.
+def read_direct(path: str, offset: int, length: int) -> bytes:
+    """Exactly `length` bytes (at least 1) at `offset`, a multiple of 4,096. Blocks, so call it in a worker
+    thread.
 
     Raises:
         OSError: the device failed or is gone.
@@ -35,8 +34,7 @@ def crc32_of(path: str, offset: int, length: int, crc: int = 0) -> int:
                 got += count
                 if got < length and (count == 0 or got % _SECTOR):
                     raise DeviceError(f"{path} was cut off: it ends before byte {offset + length}")
-            with view[:length] as read:
-                return zlib.crc32(read, crc)
+            return bytes(view[:length])
     finally:
         os.close(fd)
 
