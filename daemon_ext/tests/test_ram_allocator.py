@@ -49,3 +49,28 @@ def test_a_chunk_with_two_owners_or_none_is_refused() -> None:
     ram.release([Extent(1, 0, 1)])
     with pytest.raises(ValueError, match="has no owner"):
         ram.release([Extent(1, 0, 1)])
+
+
+TWICE = [Extent(8, 0, 1), Extent(9, 0, 1), Extent(8, 0, 1)]
+
+
+@pytest.mark.parametrize("refused", [[Extent(8, 0, 1), Extent(1, 0, 1)], TWICE], ids=["other owner", "twice"])
+def test_a_claim_that_is_refused_takes_nothing(refused: list[Extent]) -> None:
+    ram = RamAllocator(40960, first_serial=100)
+    ram.claim([Extent(1, 0, 1)])
+    for take in (ram.claim, lambda extents: ram.load(as_table(packed(extents)))):
+        with pytest.raises(ValueError, match="has an owner already"):
+            take(refused)
+        assert ram.free_bytes == 40960 - 4096
+    ram.claim([Extent(8, 0, 1), Extent(9, 0, 1)])  # nobody owns them
+
+
+@pytest.mark.parametrize("refused", [[Extent(8, 0, 1), Extent(1, 0, 1)], TWICE], ids=["no owner", "twice"])
+def test_a_release_that_is_refused_gives_nothing_back(refused: list[Extent]) -> None:
+    ram = RamAllocator(40960, first_serial=100)
+    ram.claim([Extent(8, 0, 1), Extent(9, 0, 1)])
+    with pytest.raises(ValueError, match="has no owner"):
+        ram.release(refused)
+    assert ram.free_bytes == 40960 - 2 * 4096
+    ram.release([Extent(8, 0, 1), Extent(9, 0, 1)])
+    assert ram.free_bytes == 40960

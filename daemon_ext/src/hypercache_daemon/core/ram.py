@@ -43,20 +43,24 @@ class RamAllocator:
         return extents
 
     def claim(self, extents: Iterable[Extent]) -> None:
-        """Take these as allocated. ValueError where one is already."""
+        """Take these as allocated. ValueError where one is already; then none is taken."""
+        fresh: dict[int, int] = {}
         for extent in extents:
-            if extent.device in self._taken:
+            if extent.device in self._taken or extent.device in fresh:
                 raise ValueError(f"RAM chunk {extent.device} has an owner already")
-            self._taken[extent.device] = extent.allocated_bytes
-            self._taken_bytes += extent.allocated_bytes
+            fresh[extent.device] = extent.allocated_bytes
+        self._taken |= fresh
+        self._taken_bytes += sum(fresh.values())
 
     def load(self, chunks: ExtentTable) -> None:
         """Take all chunks of a catalog as allocated. ValueError where two of them are the same."""
         self.claim(map(Extent._make, chunks.tolist()))
 
     def release(self, extents: Iterable[Extent]) -> None:
-        """Give these back. ValueError where one is not allocated."""
+        """Give these back. ValueError where one is not allocated; then none is given back."""
+        serials: set[int] = set()
         for extent in extents:
-            if extent.device not in self._taken:
+            if extent.device not in self._taken or extent.device in serials:
                 raise ValueError(f"RAM chunk {extent.device} has no owner")
-            self._taken_bytes -= self._taken.pop(extent.device)
+            serials.add(extent.device)
+        self._taken_bytes -= sum(map(self._taken.pop, serials))
