@@ -4,10 +4,20 @@ the synchronous client beneath both.
 Importing this package needs neither LMCache nor torch.
 """
 
+from .actions import DaemonRefused
 from .adapter import HyperCacheConnector
 from .client import Client
 from .config import ConfigError
 from .connection import DaemonUnavailable
 from .kv_store import KVStore
+from .outcomes import Outcome
 
-__all__ = ["Client", "ConfigError", "DaemonUnavailable", "HyperCacheConnector", "KVStore"]
+__all__ = [
+    "Client",
+    "ConfigError",
+    "DaemonRefused",
+    "DaemonUnavailable",
+    "HyperCacheConnector",
+    "KVStore",
+    "Outcome",
+]

@@ -26,6 +26,8 @@ from hypercache_protocol import WIRE_1_1, WIRE_2_0, WireVersion
 from hypercache_protocol.messages import Reply, Request
 from hypercache_protocol.versions import LATEST, RELEASED, features_of
 
+from .actions import Actions
+from .config import find_socket
 from .connection import Connection, DaemonUnavailable, DeadBeforeSending
 from .outcomes import Outcome, logger
 
@@ -40,19 +42,27 @@ def _ignored() -> None:
     """What happens on a new instance where nobody wants to know."""
 
 
-class Client:
-    """Connections to one daemon. Nothing is connected before the first exchange."""
+class Client(Actions):
+    """Connections to one daemon. Nothing is connected before the first exchange.
+
+    Args:
+        socket_path: None takes the first socket that is there of those where hypercache-io looks.
+        timeout_s: deadline of one exchange.
+        probe_interval_s: how often a daemon that stopped answering is tried in the background.
+        on_new_instance: is called when another start of the daemon answers than before.
+        version: the newest wire to speak; a daemon of an older one is spoken to in that.
+    """
 
     def __init__(
         self,
-        socket_path: str,
+        socket_path: str | None = None,
         timeout_s: float = 5.0,
         *,
         probe_interval_s: float = 1.0,
         on_new_instance: Callable[[], None] = _ignored,
         version: WireVersion = LATEST,
     ) -> None:
-        self.socket_path = socket_path
+        self.socket_path = find_socket() if socket_path is None else socket_path
         self._timeout_s = timeout_s
         self._probe_interval_s = probe_interval_s
         self._on_new_instance = on_new_instance
