@@ -1,16 +1,22 @@
 """A wrong parameter stops the start with one sentence; a daemon that is down does not."""
 
+import os
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from hypercache_connector import ConfigError, HyperCacheConnector
+from hypercache_connector import ConfigError, HyperCacheConnector, engine
 from hypercache_connector.config import Config, DirectIo, parse
 from hypercache_connector.outcomes import Outcome
 from hypercache_protocol import WIRE_1_1, WIRE_2_0, Tier
+from hypercache_protocol.messages import DeviceInfo, DevicesReply, GetDevices
 
 GOOD: dict[str, Any] = {"namespace": "n", "socket_path": "/nowhere/s"}
 
@@ -88,3 +94,114 @@ def test_a_socket_nobody_listens_on_is_no_error(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(path)
     assert parse(GOOD | {"socket_path": path}).socket_path == path
+
+
+# -- what this user may not do -----------------------------------------------------------------------------
+
+
+@contextmanager
+def a_plain_user() -> Iterator[None]:
+    """Be nobody in particular meanwhile; who is no root is that already."""
+    distribution_version("hypercache-ext")  # imports what the interpreter keeps where only root may look
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(41_001)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def pool_of(scripted, *paths: str) -> None:
+    """Let the daemon tell that these are its devices."""
+    devices = [
+        DeviceInfo(
+            path=path, is_nvme=True, is_virtual=False, is_partition=False, is_rotational=False, size_bytes=1
+        )
+        for path in paths
+    ]
+    reply = DevicesReply(devices=tuple(devices))
+    scripted.change = lambda request, given: reply if isinstance(request, GetDevices) else given
+
+
+def open_to_all(scripted) -> None:
+    scripted.folder.chmod(0o755)
+    Path(scripted.socket_path).chmod(0o666)
+    for path in scripted.devices:
+        Path(path).chmod(0o666)
+
+
+def refusal(scripted, **parameters: Any) -> str:
+    """The one sentence with which a connector does not start, and leaves no thread behind."""
+    before = set(threading.enumerate())
+    given = {"namespace": "n", "socket_path": scripted.socket_path} | parameters
+    with a_plain_user(), pytest.raises(ConfigError) as caught:
+        HyperCacheConnector(**given)
+    own = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("hypercache")]
+    assert own == []
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def starts(scripted, **parameters: Any) -> bool:
+    with a_plain_user():
+        given = {"namespace": "n", "socket_path": scripted.socket_path} | parameters
+        HyperCacheConnector(**given).close()
+    return True
+
+
+def test_a_socket_that_this_user_may_not_write_to_stops_the_start(scripted) -> None:
+    open_to_all(scripted)
+    assert starts(scripted)
+    Path(scripted.socket_path).chmod(0)
+    assert "this user may not write to the socket; add it to the socket's group" in refusal(scripted)
+
+
+def test_a_folder_that_this_user_may_not_look_into_stops_the_start(scripted) -> None:
+    open_to_all(scripted)
+    scripted.folder.chmod(0)
+    try:
+        assert "this user may not look into its folder; give it permission" in refusal(scripted)
+    finally:
+        scripted.folder.chmod(0o755)
+
+
+def test_a_device_that_this_user_may_not_open_stops_the_start(scripted) -> None:
+    open_to_all(scripted)
+    pool_of(scripted, *scripted.devices)
+    assert starts(scripted)
+    Path(scripted.devices[1]).chmod(0o444)
+    assert f"this user may not open the daemon's device {scripted.devices[1]} (Permission denied): add" in (
+        refusal(scripted)
+    )
+    assert starts(scripted, tier="ram"), "who stores in RAM may do without the devices"
+
+
+def test_a_device_that_is_gone_or_no_device_is_a_warning(scripted, caplog: pytest.LogCaptureFixture) -> None:
+    open_to_all(scripted)
+    pool_of(scripted, "/nowhere/device", "relative")
+    assert starts(scripted)
+    assert (
+        "/nowhere/device cannot be opened: No such file or directory; what lies there is a miss"
+        in caplog.text
+    )
+    assert "relative cannot be opened" in caplog.text
+
+
+@pytest.mark.parametrize("trouble", ["refuses", "closes", "is frozen", "is down"])
+def test_a_daemon_that_does_not_tell_its_devices_stops_no_start(
+    scripted, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_CHECK_TIMEOUT_S", 0.1)
+    open_to_all(scripted)
+    match trouble:
+        case "refuses":
+            pass  # the scripted daemon does not know the action
+        case "closes":
+            scripted.garble = lambda request, data: None
+        case "is frozen":
+            scripted.freeze()
+        case "is down":
+            Path(scripted.socket_path).unlink()
+    assert starts(scripted)

@@ -174,8 +174,8 @@ def test_a_connector_pinned_to_a_wire_works_in_it(scripted2, connect, wire: str)
 
 def test_a_connector_pinned_to_1_0_misses_and_fails_since_nothing_can_be_verified(scripted2, connect) -> None:
     assert connect(scripted2.socket_path).store(["k"], [bytearray(100)]).ok
-    asked_before = scripted2.counted()
     driver = connect(scripted2.socket_path, wire="1.0")
+    asked_before = scripted2.counted()
     assert driver.exists(["k"]) == [False]
     assert driver.load(["k"], [bytearray(100)]) == [False]
     assert not driver.store(["l"], [bytearray(100)]).ok

@@ -22,11 +22,13 @@ from typing import Any
 
 from typing_extensions import assert_never
 
+from hypercache_protocol import Tier
+
 from . import config as configuration
 from .completions import Completion, Completions
 from .config import Config
 from .direct_io import Buffer
-from .engine import LOAD_NEEDS, Engine, close_engine, count, open_engine, report
+from .engine import LOAD_NEEDS, Engine, check_devices, close_engine, count, open_engine, report
 from .keys import UriMapping
 from .lookup_lane import MOST_KEYS, LookupLane
 from .outcomes import Outcome, by_name, logger, which_are_good
@@ -69,6 +71,8 @@ class HyperCacheConnector:
 
     def __init__(self, **adapter_params: Any) -> None:
         settings = configuration.parse(adapter_params)
+        if settings.tier is Tier.NVME:
+            check_devices(settings)
         self._mapping = UriMapping(settings.namespace)
         self._completions = Completions()
         self._engine = replace(

@@ -173,6 +173,15 @@ class Devices:
         self._log.note(f"direct {path}", "%s refuses O_DIRECT; its transfers go through the page cache", path)
 
 
+def check_access(path: str) -> None:
+    """See that `path` can be opened for loads and stores.
+
+    Raises:
+        OSError: it can't; PermissionError where this process may not.
+    """
+    _open_checked(path, os.O_RDWR)
+
+
 def _open_checked(path: str, flags: int) -> OpenFile:
     if not PurePosixPath(path).is_absolute():
         raise DeviceRefused(errno.EINVAL, "a layout names a device without an absolute path", path)

@@ -19,10 +19,11 @@ from hypercache_protocol import LocalProtocolError, SyncStatus, Tier
 from hypercache_protocol.messages import GetWriteStatus, Locate, Request, WriteStatusReply
 
 from . import checksum
+from .actions import DaemonRefused
 from .client import Client
-from .config import EngineConfig
+from .config import ConfigError, EngineConfig
 from .connection import DaemonUnavailable
-from .devices import Devices
+from .devices import Devices, check_access
 from .layouts import Answer, ChunkTransfer
 from .outcomes import Counters, Outcome, ThrottledLog, logger
 from .workers import ChunkWorkers, join_all
@@ -30,6 +31,9 @@ from .workers import ChunkWorkers, join_all
 _Answer = TypeVar("_Answer")
 
 ANY_DAEMON: frozenset[str] = frozenset()
+_CHECK_TIMEOUT_S = 1.0
+"""How long a start waits for a daemon that is there and does not answer."""
+
 LOAD_NEEDS = frozenset({"chunk_checksums", "sync_status"})
 STORE_NEEDS = LOAD_NEEDS | {"local_only", "stage_id"}
 
@@ -66,6 +70,39 @@ class Engine:
 
 
 # -- the beginning and the end ----------------------------------------------------------------------------
+
+
+def check_devices(settings: EngineConfig) -> None:
+    """See that this process may open the daemon's devices. A daemon that does not answer or does not tell is
+    no error, nor is a device that fails otherwise: both may come back.
+
+    Raises:
+        ConfigError: it may not; the text says what to change.
+    """
+    for path in _device_paths(settings):
+        _check_device(path)
+
+
+def _check_device(path: str) -> None:
+    try:
+        check_access(path)
+    except PermissionError as error:
+        raise ConfigError(
+            f"hypercache_connector: this user may not open the daemon's device {path} ({error.strerror}): "
+            "add it to the group of hypercached's --group, or let it read and write the device"
+        ) from None
+    except OSError as error:
+        logger.warning("%s cannot be opened: %s; what lies there is a miss", path, error.strerror)
+
+
+def _device_paths(settings: EngineConfig) -> list[str]:
+    timeout_s = min(settings.timeout_s, _CHECK_TIMEOUT_S)
+    with Client(settings.socket_path, timeout_s, version=settings.wire) as client:
+        try:
+            return [device.path for device in client.get_devices()]
+        except (DaemonUnavailable, DaemonRefused) as error:
+            logger.info("%s: the devices are not checked: %s", settings.socket_path, error)
+            return []
 
 
 def open_engine(settings: EngineConfig) -> Engine:
