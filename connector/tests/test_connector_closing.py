@@ -287,3 +287,38 @@ def test_a_restarted_daemon_drops_what_was_cached_of_the_old_one(scripted, drive
     scripted.change = note
     assert driver.exists(["k"]) == [False]
     assert seen == [0]
+
+
+_FORKING = """
+import os, select, sys
+from hypercache_connector import HyperCacheConnector
+
+connector = HyperCacheConnector(socket_path=sys.argv[1], namespace="n")
+future_id = connector.submit_batch_set(["k"], [bytearray(1000)])
+assert select.select([connector.event_fd()], [], [], 20)[0]
+child = os.fork()
+if child == 0:
+    said = []
+    for call in (
+        lambda: connector.submit_batch_exists(["k"]),
+        lambda: connector.submit_batch_get(["k"], [bytearray(1000)]),
+        lambda: connector.submit_batch_set(["k"], [bytearray(1000)]),
+        lambda: connector.submit_batch_delete(["k"]),
+        connector.drain_completions,
+    ):
+        try:
+            call()
+        except RuntimeError as error:
+            said.append(str(error))
+    connector.close()
+    expected = f"this connector was made by process {os.getppid()}, and its threads are there: make one"
+    os._exit(0 if len(said) == 5 and all(each.startswith(expected) for each in said) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert select.select([connector.event_fd()], [], [], 0)[0], "the child took the parent's signal"
+assert [(each.future_id, each.ok) for each in connector.drain_completions()] == [(future_id, True)]
+connector.close()
+"""
+
+
+def test_a_forked_child_is_told_to_make_its_own_and_leaves_its_parents_alone(scripted) -> None:
+    subprocess.run([sys.executable, "-c", _FORKING, scripted.socket_path], check=True, timeout=DEADLINE_S)

@@ -350,6 +350,7 @@ assert select.select([connector.event_fd()], [], [], 20)[0]
 child = os.fork()
 if child == 0:
     connector._lane.take()  # the answer is the parent's
+    connector._lane.close()
     connector.close()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0

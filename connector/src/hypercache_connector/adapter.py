@@ -7,6 +7,7 @@ Rules (LMCache's side of each is in README.md):
 3. A get always has one boolean per key. `ok` alone would count every key as loaded.
 4. After `close` returned nothing touches a caller's buffer.
 5. The descriptor that LMCache polls is an epoll of the eventfd and of the lookup lane's connection.
+6. A forked child is refused: the threads are its parent's, and so are the signals on the descriptor.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from . import config as configuration
 from .completions import Completion, Completions
 from .config import Config
 from .direct_io import Buffer
-from .engine import LOAD_NEEDS, Engine, check_devices, close_engine, count, open_engine, report
+from .engine import LOAD_NEEDS, Engine, check_devices, close_engine, count, open_engine, report, require_home
 from .keys import UriMapping
 from .lookup_lane import MOST_KEYS, LookupLane
 from .outcomes import Outcome, by_name, logger, which_are_good
@@ -128,6 +129,7 @@ class HyperCacheConnector:
     def drain_completions(self) -> list[Completion]:
         """Each result that was not taken yet, as (id, ok, error, booleans or None); what made the descriptor
         readable is dealt with."""
+        require_home(self._engine, "connector")
         self._lane.take()
         return self._completions.drain()
 
@@ -138,8 +140,10 @@ class HyperCacheConnector:
         skipped, and those on their way to or from a device are waited for. After `close_timeout_s` a write
         that the device still holds is given up: it will never be committed. A read is not: the device
         could yet write into memory that has another owner by then. Each further `close_timeout_s` of
-        waiting for it is logged as an error.
+        waiting for it is logged as an error. In a forked child nothing happens: all of it is the parent's.
         """
+        if not self._engine.is_at_home:
+            return
         with self._closing:
             if not self._closed:
                 self._shut_down()
@@ -162,6 +166,7 @@ class HyperCacheConnector:
         return operation.future_id
 
     def _begun(self, kind: Kind, keys: Sequence[str], sources: Sequence[object] = ()) -> Operation:
+        require_home(self._engine, "connector")
         future_id = self._completions.begin(None if kind is Kind.SET else len(keys))
         return Operation(kind, future_id, list(keys), list(sources))
 

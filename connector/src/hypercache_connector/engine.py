@@ -8,9 +8,10 @@ Rules:
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -62,6 +63,13 @@ class Engine:
     offers_seals: bool = True
     transfer_timeout_s: float = 30.0
     close_timeout_s: float = 10.0
+    process_id: int = field(default_factory=os.getpid)
+
+    @property
+    def is_at_home(self) -> bool:
+        """Whether this is the process that made it: a forked child has none of its threads, and a lock that
+        one of them held will never be released there."""
+        return self.process_id == os.getpid()
 
     @property
     def load_needs(self) -> frozenset[str]:
@@ -165,6 +173,18 @@ def report(engine: Engine) -> dict[str, Any]:
         "devices_refusing_direct_io": engine.devices.refusing_direct(),
         "checksum_library": checksum.LIBRARY,
     }
+
+
+def require_home(engine: Engine, what: str) -> None:
+    """
+    Raises:
+        RuntimeError: this is a forked child of the process that made the engine; `what` names its owner.
+    """
+    if not engine.is_at_home:
+        raise RuntimeError(
+            f"this {what} was made by process {engine.process_id}, and its threads are there: make one in "
+            "each forked child"
+        )
 
 
 # -- asking -----------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -26,7 +25,7 @@ from hypercache_protocol.messages import HitReply
 
 from .config import KVStoreConfig, checked, find_socket
 from .direct_io import Buffer
-from .engine import close_engine, located, open_engine, report
+from .engine import close_engine, located, open_engine, report, require_home
 from .layouts import Answer, doubt_about
 from .memory import buffer_of
 from .outcomes import Outcome, which_are_good
@@ -83,7 +82,6 @@ class KVStore:
             write_through=checked_settings.write_through,
             offers_seals=False,
         )
-        self._process_id = os.getpid()
 
     # -- one block ---------------------------------------------------------------------------------------
 
@@ -197,7 +195,7 @@ class KVStore:
     def close(self) -> None:
         """Stop, from any thread and any number of times: what other threads have under way ends as misses.
         In a forked child it does nothing, for all of it is the parent's."""
-        if self._process_id == os.getpid():
+        if self._engine.is_at_home:
             close_engine(self._engine)
 
     def __enter__(self) -> KVStore:
@@ -214,11 +212,7 @@ class KVStore:
     # -- the parts of a call -----------------------------------------------------------------------------
 
     def _uris(self, block_keys: Sequence[str]) -> list[str]:
-        if self._process_id != os.getpid():
-            raise RuntimeError(
-                f"this KVStore was made by process {self._process_id}, and its threads are there: "
-                "make one of its own in each forked child"
-            )
+        require_home(self._engine, "KVStore")
         if isinstance(block_keys, str):
             raise TypeError("block_keys is a sequence of keys, not one key")
         return [self._uri(key) for key in block_keys]
