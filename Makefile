@@ -1,7 +1,7 @@
 # Two commands need nothing but Python 3.10 to 3.13 with venv, make and a package registry:
 #   make demo   the whole system at work, in plain words and figures
 #   make test   everything that CI checks
-# The rest (check, matrix, fuzz, bench, eviction, docs, format, clean) is for people who change the code.
+# The rest (check, matrix, fuzz, faults, bench, eviction, docs, format, clean) is for people who change the code.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -21,7 +21,7 @@ COVERAGE_OF := --cov-branch --cov-config=/dev/null --cov-report=term:skip-covere
 export LMCACHE_TRACK_USAGE := false
 export LMCACHE_DISABLE_BANNER := 1
 
-.PHONY: demo test check matrix fuzz bench eviction docs format clean
+.PHONY: demo test check matrix fuzz faults bench eviction docs format clean
 
 demo: $(STAMP)
 	@$(BIN)/python -m hypercache_compat.demo
@@ -52,6 +52,10 @@ fuzz: $(STAMP)
 	@mkdir -p .cache/fuzz
 	@cd .cache/fuzz && $(abspath $(BIN))/python ../../protocol/fuzz/fuzz_sessions.py \
 	    -max_total_time=$(SECONDS) -max_len=4096 -rss_limit_mb=1024 -print_final_stats=1
+
+# Bounded by SECONDS; `make test` injects each fault once.
+faults: $(STAMP)
+	@$(BIN)/python daemon_ext/faults/inject_faults.py --seconds $(SECONDS)
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py

@@ -16,6 +16,7 @@ from hypercache_compat.forked import fork_daemon
 
 # Test files are imported one by one, so what they share needs a place on the path.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
 
 @pytest.fixture(scope="session", autouse=True)

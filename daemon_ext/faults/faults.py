@@ -1,0 +1,228 @@
+"""The faults, one function each: inject it once while clients work, and check what they were told.
+
+Each is the real thing: signals, file systems that are full or frozen, a folder that is gone, a byte that
+changed on a device.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from forked_daemons import ForkedDaemon
+from killed_daemon import KillAt
+from random_clients import read_verified
+from scene import Scene, status_of, wait_until
+
+STATE_DISK = "4m"
+BACKEND_DISK_BYTES = 64 << 20
+TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze")
+IS_ROOT = os.geteuid() == 0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row of the table.
+
+    Args:
+        prepared: makes what `inject` needs before the first daemon starts, and takes it away at the end.
+        needs: what this machine lacks, "" where it can be injected.
+    """
+
+    title: str
+    inject: Callable[[Scene], None]
+    prepared: Callable[[Scene], AbstractContextManager[object]] = nullcontext
+    needs: str = ""
+
+
+# -- the process ---------------------------------------------------------------------------------------
+
+
+def kill_at_random(scene: Scene) -> None:
+    daemon = scene.start()
+    with scene.clients_at_work(daemon):
+        scene.pause()
+        daemon.kill()
+    scene.check_after_restart()
+
+
+CATALOG_STEPS = (
+    KillAt(0, event="c_call", calls=("execute",), caller="__exit__"),  # before a commit of SQLite's
+    KillAt(0, event="c_return", calls=("execute",), caller="__exit__"),  # after it, before anybody knows
+    KillAt(0, event="c_return", calls=("execute",), caller="_apply_one"),  # amid a transaction
+)
+
+
+def kill_at_catalog_step(scene: Scene) -> None:
+    step = scene.chance.choice(CATALOG_STEPS)
+    after = scene.chance.randrange(10, 100)
+    daemon = scene.start(KillAt(after, step.thread, step.event, step.calls, step.caller))
+    with scene.clients_at_work(daemon):
+        wait_until(daemon.ended, "the daemon came to that step")
+    assert daemon.wait() == -signal.SIGKILL
+    scene.check_after_restart()
+
+
+def stop_and_go_on(scene: Scene) -> None:
+    daemon = scene.start()
+    with scene.clients_at_work(daemon):
+        scene.pause()
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            scene.random_time()
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        scene.pause()
+    scene.check(daemon)
+
+
+# -- the catalog's disk --------------------------------------------------------------------------------
+
+
+@contextmanager
+def small_state_disk(scene: Scene) -> Iterator[None]:
+    if not IS_ROOT:
+        yield
+        return
+    run("mount", "-t", "tmpfs", "-o", f"size={STATE_DISK}", "tmpfs", scene.state)
+    try:
+        yield
+    finally:
+        scene.close()
+        run("umount", scene.state)
+
+
+@contextmanager
+def full(scene: Scene, daemon: ForkedDaemon) -> Iterator[None]:
+    """Nothing more can be written where the catalog lies; without root, by this process alone."""
+    if IS_ROOT:
+        with filled(scene.state / "ballast"):
+            yield
+        return
+    before = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def filled(ballast: Path) -> Iterator[None]:
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    try:
+        yield
+    finally:
+        ballast.unlink()
+
+
+def fill_catalog_disk(scene: Scene) -> None:
+    daemon = scene.start()
+    with scene.clients_at_work(daemon):
+        scene.pause()
+        refused = scene.refused
+        with full(scene, daemon):
+            wait_until(lambda: scene.refused > refused, "a request was refused")
+            scene.random_time()
+        scene.pause()
+        daemon.kill()
+    scene.check_after_restart()
+
+
+# -- the backend ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def backend_disk(scene: Scene) -> Iterator[None]:
+    image = scene.folder / "image"
+    image.touch()
+    os.truncate(image, BACKEND_DISK_BYTES)
+    run("mkfs.ext4", "-q", image)
+    run("mount", "-o", "loop", image, scene.backend)
+    try:
+        yield
+    finally:
+        scene.close()
+        run("umount", scene.backend)
+
+
+def hang_backend(scene: Scene) -> None:
+    daemon = scene.start()
+    with scene.clients_at_work(daemon):
+        scene.pause()
+        run("fsfreeze", "--freeze", scene.backend)
+        try:
+            scene.pause()  # nobody waits for the backend
+        finally:
+            run("fsfreeze", "--unfreeze", scene.backend)
+    scene.check_backend(daemon)
+    scene.check(daemon)
+
+
+def fail_backend(scene: Scene) -> None:
+    daemon = scene.start()
+    elsewhere = scene.folder / "elsewhere"
+    with daemon.connect() as client, scene.clients_at_work(daemon):
+        scene.pause()
+        failed = status_of(client)["backend"]["failed_uploads"]
+        scene.backend.rename(elsewhere)
+        try:
+            wait_until(lambda: status_of(client)["backend"]["failed_uploads"] > failed, "an upload failed")
+            scene.pause()
+        finally:
+            elsewhere.rename(scene.backend)
+    scene.check_backend(daemon)
+    scene.check(daemon)
+
+
+# -- the devices ---------------------------------------------------------------------------------------
+
+
+def flip_a_byte(scene: Scene) -> None:
+    daemon = scene.start()
+    with scene.clients_at_work(daemon):
+        scene.pause()
+    ledger = scene.chance.choice([ledger for ledger in scene.ledgers if ledger.objects])
+    uri = scene.chance.choice(sorted(ledger.objects))
+    with daemon.connect() as client:
+        chunk = scene.chance.choice(client.ask("locate", uri=uri)["chunk_layout"])
+        position = chunk["offset"] + scene.chance.randrange(chunk["length"])
+        with Path(chunk["device"]).open("r+b", buffering=0) as device:
+            device.seek(position)
+            byte = device.read(1)[0]
+            device.seek(position)
+            device.write(bytes([byte ^ 1 << scene.chance.randrange(8)]))
+        ledger.uncertain[uri] = [None]  # never the bytes that it had: one of them is another now
+        ledger.judge(uri, read_verified(client, uri))
+        client.ask("evict", uri=uri)
+    scene.check(daemon)
+
+
+def run(*command: object) -> None:
+    subprocess.run([str(word) for word in command], check=True)
+
+
+def lacking() -> str:
+    """What freezing a file system takes that is not here."""
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    return ", ".join([*([] if IS_ROOT else ["root"]), *missing])
+
+
+FAULTS = (
+    Fault("SIGKILL at a random moment", kill_at_random),
+    Fault("SIGKILL at a step of the catalog", kill_at_catalog_step),
+    Fault("SIGSTOP, then SIGCONT", stop_and_go_on),
+    Fault("the catalog's disk is full", fill_catalog_disk, small_state_disk),
+    Fault("the backend hangs", hang_backend, backend_disk, lacking()),
+    Fault("the backend fails", fail_backend),
+    Fault("a byte on a device flips", flip_a_byte),
+)

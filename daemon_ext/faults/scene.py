@@ -1,0 +1,136 @@
+"""A daemon on a folder of its own, clients at work, and what is checked after each fault."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from daemon_harness import MIB
+from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Message
+from killed_daemon import KillAt
+from random_clients import CLIENTS, Ledger, at_work, read_verified
+
+POOL_BYTES = 128 * MIB  # several times what clients write: none of it may be evicted for space
+RAM_BYTES = 64 * MIB
+
+
+class Scene:
+    """What goes on from one injection of a fault to the next.
+
+    Args:
+        folder: short, for the socket; its file system may be in memory, for nothing here cuts the power.
+        longest_pause_s: how long clients work at most before and after a fault.
+    """
+
+    def __init__(self, folder: Path, chance: random.Random, longest_pause_s: float) -> None:
+        self.folder = folder
+        self.chance = chance
+        self._longest_pause_s = longest_pause_s
+        self.ledgers = [Ledger(number) for number in range(CLIENTS)]
+        self.state = folder / "state"
+        self.backend = folder / "backend"
+        for each in (self.state, self.backend):
+            each.mkdir()
+        self._forks = Forks()
+
+    def start(self, kill: KillAt | None = None) -> ForkedDaemon:
+        """A daemon on what the one before it left."""
+        words = [
+            *("--pool-dir", str(self.folder / "pool"), "--pool-size", str(POOL_BYTES), "--devices", "2"),
+            *("--ram-dir", str(self.folder / "ram"), "--ram-size", str(RAM_BYTES)),
+            *("--state-dir", str(self.state), "--backend", str(self.backend)),
+            *("--stage-expiry-s", "3", "--quarantine-s", "0.05"),
+        ]
+        return self._forks.start(self.folder, words, kill)
+
+    def close(self) -> None:
+        """End the daemon."""
+        self._forks.close()
+
+    @contextmanager
+    def clients_at_work(self, daemon: ForkedDaemon) -> Iterator[None]:
+        """Until the end, or until the daemon is gone."""
+        with at_work(daemon, self.ledgers, self.chance.random()):
+            yield
+
+    def pause(self) -> None:
+        """Let clients work for a random time; more of their commits are acknowledged meanwhile."""
+        before = self.acknowledged
+        self.random_time()
+        wait_until(lambda: self.acknowledged > before, "a commit was acknowledged")
+
+    def random_time(self) -> None:
+        """Faults come at any moment: this is no wait for something."""
+        time.sleep(self.chance.uniform(0, self._longest_pause_s))
+
+    @property
+    def lost(self) -> list[str]:
+        """Acknowledged commits that are gone."""
+        return [uri for ledger in self.ledgers for uri in ledger.lost]
+
+    @property
+    def wrong(self) -> list[str]:
+        """Readings of wrong bytes that had the right checksums."""
+        return [uri for ledger in self.ledgers for uri in ledger.wrong]
+
+    @property
+    def acknowledged(self) -> int:
+        return sum(ledger.acknowledged for ledger in self.ledgers)
+
+    @property
+    def refused(self) -> int:
+        return sum(ledger.refused for ledger in self.ledgers)
+
+    # -- what is checked -------------------------------------------------------------------------------
+
+    def check(self, daemon: ForkedDaemon) -> None:
+        """Count what is none of what the clients were told; every pool's sum is right."""
+        with daemon.connect() as client:
+            status_of(client)
+            for ledger in self.ledgers:
+                for uri in ledger.uris():
+                    ledger.judge(uri, read_verified(client, uri))
+
+    def check_after_restart(self) -> None:
+        """The same, of the daemon that comes after the one that was killed."""
+        daemon = self.start()
+        self.check(daemon)
+        self.check_backend(daemon)
+
+    def check_backend(self, daemon: ForkedDaemon) -> None:
+        """What was to be flushed is in the backend in the end."""
+        with daemon.connect() as client:
+            wait_until(lambda: not dirty(status_of(client)), "all was written to the backend")
+        for ledger in self.ledgers:
+            for uri, content in ledger.objects.items():
+                if content.flushed:
+                    copy = self.backend / uri.removeprefix("hypercache://")
+                    if not copy.exists():
+                        ledger.lost.append(f"the backend's {uri}")
+                    elif copy.read_bytes() != content.data:
+                        ledger.wrong.append(f"the backend's {uri}")
+
+
+def status_of(client: BlockingClient) -> Message:
+    """What get_status says; every pool's sum is checked on the way."""
+    status = client.ask("get_status")
+    for pool in status["pools"].values():
+        parts = ("free_bytes", "used_bytes", "staged_bytes", "quarantined_bytes")
+        assert sum(pool[part] for part in parts) == pool["total_bytes"], pool
+    return status
+
+
+def dirty(status: Message) -> int:
+    states = status["objects_by_state"]
+    return int(states["COMMITTED"] + states["SYNCING_BACKEND"])
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"it did not come true in {DEADLINE_S} s that {what}")
+        time.sleep(0.005)
