@@ -70,6 +70,25 @@ def test_a_signal_stops_it_in_order(forks: Forks, short_dir: Path, number: signa
         assert fetch(client, URI) == b"bytes"
 
 
+def test_a_hangup_makes_it_look_at_the_devices_and_the_drain_file_again(
+    forks: Forks, short_dir: Path
+) -> None:
+    daemon = forks.start(short_dir, arguments(short_dir))
+    with daemon.connect() as client:
+        store(client, URI, b"bytes")
+        first = client.ask("get_status")["device_health"][0]["path"]
+        for text, uses in ((first, ("DRAINING", "DRAINED")), ("", ("IN_USE",))):
+            (short_dir / "pool" / "drain").write_text(text)
+            os.kill(daemon.pid, signal.SIGHUP)
+            deadline = time.monotonic() + DEADLINE_S
+            while client.ask("get_status")["device_health"][0]["use"] not in uses:
+                assert time.monotonic() < deadline
+        assert fetch(client, URI) == b"bytes"
+        os.kill(daemon.pid, signal.SIGTERM)
+        assert daemon.wait() == 0
+    assert "Traceback" not in daemon.log()
+
+
 def test_a_signal_while_it_starts_is_not_lost(forks: Forks, short_dir: Path) -> None:
     daemon = forks.start(short_dir, arguments(short_dir))
     deadline = time.monotonic() + DEADLINE_S

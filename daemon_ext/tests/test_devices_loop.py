@@ -17,7 +17,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from daemon_harness import eventually, pattern, running
 
+from hypercache_daemon import device_health
 from hypercache_daemon.devices import (
     RESERVED_BYTES,
     Access,
@@ -389,3 +391,35 @@ def test_a_node_keeps_its_mode_until_a_group_is_configured(machine: Machine) -> 
     open_one(disk, access=Access(gid=gid)).close()
     state = Path(disk).stat()
     assert (stat.S_IMODE(state.st_mode), state.st_gid) == (0o660, gid)
+
+
+# -- a device that fails under the daemon --------------------------------------------------------------
+
+
+async def test_a_device_whose_end_cannot_be_read_any_more_is_taken_out_of_use(
+    machine: Machine, short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel answers buffered reads from its memory long after the device is gone: it must be asked."""
+    monkeypatch.setattr(device_health, "_PROBE_EVERY_S", 0.01)
+    images = [machine.image(), machine.image()]
+    disks = [machine.attach(image) if machine.loops else str(image) for image in images]
+    async with running(short_dir, pool_dir=None, device=disks, state_dir=short_dir) as daemon:
+        client = await daemon.connect()
+        for number in range(4):
+            await client.store(f"object/{number}", pattern(number, 4096))
+        os.truncate(images[0], RESERVED_BYTES)
+        if machine.loops:
+            assert read_chunk(disks[0], RESERVED_BYTES, 4096), "as if nothing had happened"
+        health = daemon.parts.health
+        await eventually(lambda: health.report()[0]["failure"])
+        failure = health.report()[0]["failure"]
+        assert failure == "Input/output error" if machine.loops else "was cut off" in failure
+        await health.clear()
+        found = [await client.fetch(f"object/{number}") for number in range(4)]
+        assert found[0::2] == [None, None]
+        assert found[1::2] == [pattern(1, 4096), pattern(3, 4096)]
+        os.truncate(images[0], SIZE)
+        await health.look_again()
+        await client.store("both", pattern(5, 8 * MIB))
+        assert await client.fetch("both") == pattern(5, 8 * MIB)
+        assert health.report()[0]["allocated_bytes"] == 4 * MIB

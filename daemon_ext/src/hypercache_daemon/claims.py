@@ -32,6 +32,8 @@ MIN_DEVICE_BYTES = RESERVED_BYTES + (16 << 20)
 
 HOST = Host()
 
+Node = tuple[object, ...]
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -80,13 +82,21 @@ def claim(path: str, state: os.stat_result, held: ExitStack) -> Claim:
     if use is not None:
         raise DeviceError(f"{path} cannot be used, since {use}: free it, or give another device")
     fd = open_kept(path, os.O_RDWR | (os.O_EXCL if is_block else 0), held)
-    if _key(os.fstat(fd)) != _key(state):
+    if node_of(os.fstat(fd)) != node_of(state):
         raise DeviceError(f"{path} became another device while it was opened: start again")
     if number is None:
         lock(fd, path)
     else:
         _refuse_odd_block(path, number)
     return Claim(path, fd, os.lseek(fd, 0, os.SEEK_END), number)
+
+
+def node_of(state: os.stat_result) -> Node:
+    """What a path leads to, whatever other paths lead there."""
+    if stat.S_ISBLK(state.st_mode):
+        return ("block", number_of(state.st_rdev))
+    # With the type: a number that a removed file leaves behind is soon another one's.
+    return (stat.S_IFMT(state.st_mode), state.st_dev, state.st_ino)
 
 
 def open_kept(path: str | Path, flags: int, held: ExitStack) -> int:
@@ -148,23 +158,16 @@ def _why_not_open(path: str | Path, error: OSError) -> str:
 
 
 def _refuse_overlaps(states: Sequence[tuple[str, os.stat_result]]) -> None:
-    given: dict[tuple[object, ...], str] = {}
+    given: dict[Node, str] = {}
     for path, state in states:
-        if _key(state) in given:
-            raise DeviceError(f"{path} and {given[_key(state)]} are the same device: give it once")
-        given[_key(state)] = path
+        if node_of(state) in given:
+            raise DeviceError(f"{path} and {given[node_of(state)]} are the same device: give it once")
+        given[node_of(state)] = path
     for path, state in states:
         disk = HOST.disk_of(number_of(state.st_rdev)) if stat.S_ISBLK(state.st_mode) else None
         whole = given.get(("block", disk))
         if whole is not None:
             raise DeviceError(f"{path} is a partition of {whole}, which is given too: give one of the two")
-
-
-def _key(state: os.stat_result) -> tuple[object, ...]:
-    if stat.S_ISBLK(state.st_mode):
-        return ("block", number_of(state.st_rdev))
-    # With the type: a number that a removed file leaves behind is soon another one's.
-    return (stat.S_IFMT(state.st_mode), state.st_dev, state.st_ino)
 
 
 def _refuse_odd_block(path: str, number: str) -> None:

@@ -23,6 +23,8 @@ from .access import Access
 from .backend import Backend
 from .config import MIB, Config
 from .connection import DEFAULT_LIMITS, ConnectionLimits
+from .device_health import DeviceHealth
+from .drain_file import DRAIN_FILE_NAME
 from .flusher import Flusher
 from .handlers import Handlers
 from .identity import Identity
@@ -42,7 +44,7 @@ _JANITOR_PERIOD_S = 1.0
 
 
 async def run(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT; look at the devices and the drain file again on SIGHUP.
 
     Raises:
         ConfigError, DeviceError, CatalogError, BackendError, SocketError: it could not start.
@@ -50,7 +52,7 @@ async def run(config: Config) -> None:
     access = Access(config.gid())
     config.rules()  # wrong ones end it before anything is touched
     backend = Backend(config.backend, config.ingest_prefix)
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         # The socket comes first: where another daemon answers, its devices must not even be looked at.
         sock = bind(config.socket, access)
         inode = socket_inode(config.socket)
@@ -85,16 +87,22 @@ async def _serve_until_signal(
     signals: AsyncIterator[int],
 ) -> None:
     stop = trio.Event()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_on_signal, signals, stop)
-        await serve(config, opened, backend, sock, stop)
-        nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as obeying:
+        async with trio.open_nursery() as serving:
+            parts = await serving.start(serve, config, opened, backend, sock, stop)
+            obeying.start_soon(_obey, signals, stop, parts.health)
+        obeying.cancel_scope.cancel()
 
 
-async def _stop_on_signal(signals: AsyncIterator[int], stop: trio.Event) -> None:
-    async for number in signals:
-        log.info("stopping on %s", signal.Signals(number).name)
-        stop.set()
+async def _obey(signals: AsyncIterator[int], stop: trio.Event, health: DeviceHealth) -> None:
+    async with trio.open_nursery() as nursery:  # looking may take long, and must not delay a stop
+        async for number in signals:
+            if number == signal.SIGHUP:
+                log.info("looking at the devices again on SIGHUP")
+                nursery.start_soon(health.look_again)
+            else:
+                log.info("stopping on %s", signal.Signals(number).name)
+                stop.set()
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,7 @@ class Parts:
     flusher: Flusher
     ingester: Ingester
     scrubber: Scrubber
+    health: DeviceHealth
     handlers: Handlers
     server: Server
 
@@ -127,6 +136,7 @@ async def serve(
             background.start_soon(parts.flusher.run)
             background.start_soon(parts.remover.run)
             background.start_soon(parts.scrubber.run)
+            background.start_soon(parts.health.run)
             background.start_soon(run_janitor, parts.store, _JANITOR_PERIOD_S)
             log.info("ready: serving %s", config.socket)
             task_status.started(parts)
@@ -147,6 +157,10 @@ def _wired(
         opened.cache.times,
     )
     started = store.clock()
+
+    def uptime_s() -> float:
+        return store.clock() - started
+
     remover = Remover(
         store, high=config.evict_above, low=config.evict_down_to, max_objects=config.max_objects
     )
@@ -154,23 +168,23 @@ def _wired(
     writer = Writer(store, remover, flusher, config.verify_on_commit)
     ingester = Ingester(store, writer, backend, background)
     scrubber = Scrubber(store, remover, config.scrub_mib_s * MIB)
+    drain_file = config.catalog_dir / DRAIN_FILE_NAME
+    health = DeviceHealth(opened, store, remover, flusher, Access(config.gid()), drain_file)
     handlers = Handlers(
         store,
         writer,
         remover,
         flusher,
         ingester,
-        tuple(device.info for device in opened.pool.devices),
+        health.infos,
         _identity(config, opened, limits),
-        lambda: report(
-            store, handlers, remover, flusher, ingester, scrubber, server, lambda: store.clock() - started
-        ),
+        lambda: report(store, handlers, remover, flusher, ingester, scrubber, health, server, uptime_s),
         Telemetry(),
         Counter(),
     )
     limits = replace(limits, idle_timeout_s=config.idle_s)
     server = Server(handlers, config.wire_version, limits, config.max_connections, config.rules())
-    return Parts(store, remover, flusher, ingester, scrubber, handlers, server)
+    return Parts(store, remover, flusher, ingester, scrubber, health, handlers, server)
 
 
 def _identity(config: Config, opened: Opened, limits: ConnectionLimits) -> Identity:

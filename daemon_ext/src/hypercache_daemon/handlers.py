@@ -82,7 +82,7 @@ class Handlers:
     remover: Remover
     flusher: Flusher
     ingester: Ingester
-    devices: tuple[DeviceInfo, ...]
+    devices: Callable[[], tuple[DeviceInfo, ...]]
     identity: Identity
     report: Callable[[], dict[str, Any]]
     telemetry: Telemetry
@@ -267,7 +267,7 @@ class Handlers:
         return self.identity.hello(request)
 
     def _get_devices(self, _: GetDevices) -> Reply:
-        return DevicesReply(devices=self.devices)
+        return DevicesReply(devices=self.devices())
 
     def _get_status(self, _: GetStatus) -> Reply:
         return StatusReply.model_validate(self.report())

@@ -29,6 +29,7 @@ from .core.objects import Hold, StoredObject
 from .core.pool import Pool
 from .core.ram import RamAllocator
 from .core.records import of_tier
+from .device_probe import Member, member_at
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,10 @@ class Opened:
     catalog: Catalog
     ram_files: devices.RamFiles | None
     cache: Cache
+    blocks: Allocator
+    """Of the devices."""
+    members: tuple[Member, ...]
+    """The devices as they were found, in the pool's order."""
 
     def close(self) -> None:
         """Give the devices and the RAM tier back. The catalog closes itself."""
@@ -105,7 +110,9 @@ def _load(
     lost = _lost_objects(ram_files, of_tier(records, Tier.RAM))
     for stored in lost:
         del records[stored.uri]
-    pools = _pools(config, pool, catalog, ram_files)
+    capacities = {device.index: device.size_bytes for device in pool.devices}
+    blocks = Allocator(capacities, devices.RESERVED_BYTES)
+    pools = _pools(config, blocks, catalog, ram_files)
     cache = Cache(pools, catalog.epoch, _times(config), _capacities(config))
     # RAM files that no object owns were swept, and their names never come again: nothing to hold back.
     ram_holds = [hold for hold in holds if hold.tier is Tier.RAM]
@@ -115,7 +122,8 @@ def _load(
     dirty = sum(stored.state in DIRTY for stored in lost)
     if dirty:
         log.warning("%d of the lost objects were in no backend yet", dirty)
-    return Opened(pool, catalog, ram_files, cache)
+    members = tuple(member_at(device.path) for device in pool.devices)
+    return Opened(pool, catalog, ram_files, cache, blocks, members)
 
 
 def _times(config: Config) -> Times:
@@ -123,10 +131,8 @@ def _times(config: Config) -> Times:
 
 
 def _pools(
-    config: Config, pool: devices.Pool, catalog: Catalog, ram_files: devices.RamFiles | None
+    config: Config, blocks: Allocator, catalog: Catalog, ram_files: devices.RamFiles | None
 ) -> dict[Tier, Pool]:
-    capacities = {device.index: device.size_bytes for device in pool.devices}
-    blocks = Allocator(capacities, devices.RESERVED_BYTES)
     share = config.quarantine_share if config.quarantine_s > 0 else 0.0
     policy = _POLICIES[config.eviction]
     pools = {Tier.NVME: Pool(Tier.NVME, blocks, policy(), share)}

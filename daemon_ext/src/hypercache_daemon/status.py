@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from .device_health import DeviceHealth
 from .flusher import Flusher
 from .handlers import Handlers
 from .ingest import Ingester
@@ -22,6 +23,7 @@ def report(
     flusher: Flusher,
     ingester: Ingester,
     scrubber: Scrubber,
+    health: DeviceHealth,
     server: Server,
     uptime_s: Callable[[], float],
 ) -> dict[str, Any]:
@@ -56,6 +58,7 @@ def report(
             for capacity in cache.capacities
         },
         "devices": list(store.device_paths.values()),
+        "device_health": health.report(),
         "connections": {
             "open": len(server.connections),
             "accepted": server.accepted,

@@ -1,0 +1,76 @@
+"""Does a device still answer, and is it the one that the daemon began with? Blocks: for worker threads."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from .access import Access, DeviceError, named
+from .claims import ALIGNMENT, Node, claim, give_access, node_of
+from .direct_reads import read_direct
+from .superblock import SUPERBLOCK_BYTES, Superblock, decode
+
+_NOT_ITS_FAULT = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.EACCES, errno.EPERM}
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A device of the pool as it was when the daemon took hold of it."""
+
+    path: str
+    superblock: Superblock
+    node: Node
+
+
+def member_at(path: str) -> Member:
+    """What is at `path` now, which the pool was just opened with.
+
+    Raises:
+        DeviceError: it failed since then.
+    """
+    with named(path, "read", "give another device"):
+        superblock = _superblock_at(path)
+        assert superblock is not None, "the pool was opened with it"
+        return Member(path, superblock, node_of(Path(path).stat()))
+
+
+def is_its_fault(error: Exception) -> bool:
+    """False where an error of I/O says something of the daemon or the machine, and nothing of the device."""
+    return not (isinstance(error, OSError) and error.errno in _NOT_ITS_FAULT)
+
+
+def check(member: Member) -> None:
+    """Read the first and the last page of a device.
+
+    Raises:
+        OSError, DeviceError: it is not in order; or, where `is_its_fault` says so, that cannot be told.
+    """
+    if _superblock_at(member.path) != member.superblock:
+        raise DeviceError("another device, or one that was formatted anew, is in its place")
+    read_direct(member.path, member.superblock.size_bytes - ALIGNMENT, ALIGNMENT)
+
+
+def claim_again(member: Member, access: Access, held: ExitStack) -> Member:
+    """Take hold of what is at the path now, unless it is what the daemon holds already.
+
+    Raises:
+        OSError, DeviceError: it is gone, or something else uses it.
+    """
+    state = Path(member.path).stat()
+    if node_of(state) == member.node:
+        return member
+    give_access(claim(member.path, state, held), access)
+    return Member(member.path, member.superblock, node_of(state))
+
+
+def in_short(error: Exception) -> str:
+    """An error of I/O in words."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _superblock_at(path: str) -> Superblock | None:
+    return decode(read_direct(path, 0, SUPERBLOCK_BYTES), path)

@@ -1,0 +1,564 @@
+"""Devices that fail, vanish or are drained under a running daemon: what goes, what waits, what goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import threading
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from daemon_harness import CHUNK, MIB, Client, Daemon, eventually, line, pattern, running
+
+from hypercache_daemon import device_health
+from hypercache_daemon.device_probe import is_its_fault
+
+SMALL = 4096
+FIRST, SECOND = 0, 1
+
+
+@pytest.fixture(autouse=True)
+def _no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices are looked at when a test says so."""
+    monkeypatch.setattr(device_health, "_PROBE_EVERY_S", 3600.0)
+
+
+@pytest.fixture
+def _probes(_no_probes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices are looked at all the time."""
+    monkeypatch.setattr(device_health, "_PROBE_EVERY_S", 0.01)
+
+
+def paths(daemon: Daemon) -> list[Path]:
+    return [Path(path) for path in daemon.parts.store.device_paths.values()]
+
+
+async def uses(client: Client) -> list[str]:
+    return [device["use"] for device in (await client.status())["device_health"]]
+
+
+async def failed(daemon: Daemon, *indexes: int) -> None:
+    """Wait until these devices are known to have failed and what was on them is seen to."""
+    health = daemon.parts.health
+    await eventually(
+        lambda: {index for index, it in enumerate(health.report()) if it["failure"]} == {*indexes}
+    )
+    await health.clear()
+
+
+def fail(daemon: Daemon, index: int) -> None:
+    """As if the daemon's own I/O had failed."""
+    daemon.parts.health._judge(daemon.parts.health._devices[index], OSError(5, "Input/output error"))
+
+
+async def store_on(
+    client: Client, daemon: Daemon, device: int, uri: str, data: bytes = b"bytes", **commit: object
+) -> None:
+    """An object of one chunk on that device: devices take turns."""
+    choices = {"chunk_checksums": [zlib.crc32(data)], "local_only": True, **commit}
+    for number in range(2):
+        staged = await client.stage(uri, data)
+        if staged["chunk_layout"][0]["device"] == str(paths(daemon)[device]):
+            assert (await client.ask("commit_write", uri=uri, **choices))["status"] == "WRITECOMMITTED"
+            return
+        assert (await client.ask("evict", uri=uri))["status"] == "EVICTED", number
+    raise AssertionError("no turn of this device's")
+
+
+async def where(client: Client, uri: str) -> set[str]:
+    found = await client.ask("locate", uri=uri, auto_ingest=False)
+    return {chunk["device"] for chunk in found["chunk_layout"]}
+
+
+@asynccontextmanager
+async def two_devices(folder: Path, **settings: Any) -> AsyncIterator[tuple[Daemon, Client]]:
+    """A daemon with "one" on its first device, "two" on its second and "both" on both."""
+    async with running(folder, **settings) as daemon:
+        client = await daemon.connect()
+        await store_on(client, daemon, FIRST, "one", pattern(1, SMALL))
+        await store_on(client, daemon, SECOND, "two", pattern(2, SMALL))
+        await client.store("both", pattern(3, CHUNK + SMALL))
+        yield daemon, client
+
+
+# -- a device fails ------------------------------------------------------------------------------------
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, MIB)
+
+
+def vanish(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+def swap_for_a_blank_one(path: Path) -> None:
+    size_bytes = path.stat().st_size
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(size_bytes)
+
+
+def swap_for_another_one(path: Path) -> None:
+    (other,) = [it for it in path.parent.glob("device-*.hc") if it != path]
+    shutil.copy(other, path)
+
+
+def overwrite_its_front(path: Path) -> None:
+    with path.open("r+b") as device:
+        device.write(b"X" * 16)
+
+
+DAMAGES = {
+    cut_off: "was cut off",
+    vanish: "No such file",
+    swap_for_a_blank_one: "another device, or one that was formatted anew, is in its place",
+    swap_for_another_one: "another device, or one that was formatted anew, is in its place",
+    overwrite_its_front: "another device, or one that was formatted anew, is in its place",
+}
+
+
+@pytest.mark.usefixtures("_probes")
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+async def test_a_device_that_is_not_in_order_is_noticed_and_the_rest_goes_on(
+    short_dir: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with two_devices(short_dir) as (daemon, client):
+        damage(paths(daemon)[FIRST])
+        await failed(daemon, FIRST)
+        assert [await client.fetch(uri) for uri in ("one", "both")] == [None, None]
+        assert await client.fetch("two") == pattern(2, SMALL)
+        for number in range(4):
+            await client.store(f"new/{number}", pattern(number, SMALL))
+            assert await where(client, f"new/{number}") == {str(paths(daemon)[SECOND])}
+        status = await client.status()
+        assert DAMAGES[damage] in status["device_health"][FIRST]["failure"]
+        assert await uses(client) == ["FAILED", "IN_USE"]
+        listed = (await client.ask("get_devices"))["devices"]
+        assert [device["path"] for device in listed] == [str(paths(daemon)[SECOND])]
+        await eventually(lambda: daemon.parts.health.report()[FIRST]["allocated_bytes"] == 0)
+        used = (await client.status())["pools"]["nvme"]
+        assert used["used_bytes"] == 5 * SMALL, "the other half of what lay on both is free again"
+    (message,) = [record.message for record in caplog.records if "FAILED" in record.message]
+    assert str(paths(daemon)[FIRST]) in message
+    assert DAMAGES[damage] in message
+    assert "send SIGHUP" in message
+
+
+async def test_what_no_backend_has_or_is_pinned_waits_and_comes_back_with_the_device(
+    short_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, device_health.__name__)
+    async with two_devices(short_dir) as (daemon, client):
+        await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
+        await client.ask("pin", uri="both", pinned=True)
+        path = paths(daemon)[FIRST]
+        vanish(path)
+        fail(daemon, FIRST)
+        await daemon.parts.health.clear()
+        for uri in ("one", "both", "dirty"):
+            assert await client.fetch(uri) is None
+        assert (await client.refusal("pin", uri="dirty", pinned=True))[0] == "NOT_FOUND"
+        assert (await client.refusal("get_write_status", uri="dirty"))[0] == "NOT_FOUND"
+        status = await client.status()
+        assert status["objects"] == 1
+        assert status["pools"]["nvme"]["withheld_bytes"] == SMALL + (CHUNK + SMALL)
+        await daemon.parts.health.look_again()
+        assert await uses(client) == ["FAILED", "IN_USE"], "it is not back yet"
+        path.with_name("elsewhere").rename(path)
+        await daemon.parts.health.look_again()
+        assert await uses(client) == ["IN_USE", "IN_USE"]
+        assert await client.fetch("dirty") == b"dirty"
+        assert await client.fetch("both") == pattern(3, CHUNK + SMALL)
+        assert await client.fetch("one") is None, "it was evicted"
+        assert (await client.status())["pools"]["nvme"]["withheld_bytes"] == 0
+        await store_on(client, daemon, FIRST, "new")
+    said = [record.message for record in caplog.records if record.name == device_health.__name__]
+    assert f"1 objects with a chunk on {path} were evicted, and 2 wait for it" in said[1]
+    assert all(uri in said[1] for uri in ("dirty", "both"))
+    assert said[2].startswith(f"{path} stays out of use: No such file")
+    assert said[3] == f"{path} is in order again, and 2 objects that waited for it"
+
+
+async def test_a_failed_device_stays_out_of_use_over_restarts_until_the_operator_says_so(
+    short_dir: Path,
+) -> None:
+    async with two_devices(short_dir) as (daemon, client):
+        await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
+        fail(daemon, FIRST)
+        await daemon.parts.health.clear()
+    for _ in range(2):
+        async with running(short_dir) as daemon:
+            client = await daemon.connect()
+            assert await uses(client) == ["FAILED", "IN_USE"]
+            assert (await client.status())["device_health"][FIRST]["failure"] == "Input/output error"
+            for uri in ("one", "both", "dirty"):
+                assert await client.fetch(uri) is None
+            assert await client.fetch("two") == pattern(2, SMALL)
+            for number in range(3):
+                await client.store("new", pattern(number, SMALL))
+                assert await where(client, "new") == {str(paths(daemon)[SECOND])}
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        await daemon.parts.health.look_again()
+        assert await client.fetch("dirty") == b"dirty"
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        assert await uses(client) == ["IN_USE", "IN_USE"]
+        assert await client.fetch("dirty") == b"dirty"
+        assert await client.fetch("one") is None
+
+
+async def test_a_daemon_that_ends_before_the_evictions_leaves_nothing_to_be_found(short_dir: Path) -> None:
+    async with two_devices(short_dir) as (daemon, _):
+        daemon.parts.health._clearing.evict = never  # type: ignore[method-assign]
+        fail(daemon, FIRST)
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        assert await client.fetch("one") is None
+        await daemon.parts.health.clear()
+        await daemon.parts.health.look_again()
+        assert await client.fetch("one") is None, "it was evicted at last"
+        assert await client.fetch("two") == pattern(2, SMALL)
+
+
+async def never(*_: object) -> int:
+    raise RuntimeError("the daemon dies here")
+
+
+async def test_a_staged_write_on_a_failed_device_begins_anew(short_dir: Path) -> None:
+    async with two_devices(short_dir) as (daemon, client):
+        staged = await client.stage("both", pattern(4, CHUNK + SMALL))
+        fail(daemon, FIRST)
+        await daemon.parts.health.clear()
+        code, sentence = await client.refusal("commit_write", uri="both", stage_id=staged["stage_id"])
+        assert code == "STALE_STAGE"
+        assert "stage it again" in sentence
+        assert (await client.refusal("append_write", uri="both", size_bytes=5))[0] == "NOT_STAGED"
+        await client.store("both", pattern(4, CHUNK + SMALL))
+        assert await where(client, "both") == {str(paths(daemon)[SECOND])}
+        assert await client.fetch("both") == pattern(4, CHUNK + SMALL)
+
+
+async def test_a_commit_under_way_does_not_slip_through(short_dir: Path) -> None:
+    async with two_devices(short_dir) as (daemon, client):
+        await client.stage("both", pattern(4, CHUNK + SMALL))
+        with held_up(daemon):
+            await client.send(line("commit_write", uri="both", sha256="0" * 64))
+            await eventually(lambda: not daemon.parts.store.locks.is_free("both"))
+            fail(daemon, FIRST)
+            other = await daemon.connect()
+            await eventually(lambda: daemon.parts.store.cache.get("one") is None)
+            assert await other.fetch("two") == pattern(2, SMALL), "nobody else waits"
+        assert (await client.receive())["error_code"] == "CHECKSUM_MISMATCH"
+        await daemon.parts.health.clear()
+        assert await client.fetch("both") is None
+        assert (await client.refusal("commit_write", uri="both"))[0] == "NOT_STAGED"
+
+
+@contextmanager
+def held_up(daemon: Daemon) -> Iterator[None]:
+    """A commit with a sha256 waits as long as this holds every place for such checks."""
+    limiter = daemon.parts.store.hashing
+    holders = [object() for _ in range(int(limiter.total_tokens))]
+    for holder in holders:
+        limiter.acquire_on_behalf_of_nowait(holder)
+    try:
+        yield
+    finally:
+        for holder in holders:
+            limiter.release_on_behalf_of(holder)
+
+
+@pytest.mark.parametrize("ending", ["evict", "purge", "replace"])
+async def test_what_waits_can_be_removed_and_replaced_and_never_comes_back_then(
+    short_dir: Path, ending: str
+) -> None:
+    async with two_devices(short_dir) as (daemon, client):
+        await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
+        fail(daemon, FIRST)
+        await daemon.parts.health.clear()
+        if ending == "evict":
+            assert (await client.ask("evict", uri="dirty"))["status"] == "EVICTED"
+        elif ending == "purge":
+            assert (await client.ask("purge"))["status"] == "PURGED"
+        else:
+            await client.store("dirty", b"newer")
+        expected = b"newer" if ending == "replace" else None
+        await daemon.parts.health.look_again()
+        assert await client.fetch("dirty") == expected
+        assert (await client.status())["pools"]["nvme"]["withheld_bytes"] == 0
+    async with running(short_dir) as daemon:
+        assert await (await daemon.connect()).fetch("dirty") == expected
+
+
+async def test_nothing_older_is_fetched_for_what_waits(short_dir: Path) -> None:
+    (short_dir / "backend").mkdir()
+    (short_dir / "backend" / "a").write_bytes(b"older")
+    uri = "hypercache://a"
+    async with two_devices(short_dir, backend=f"file://{short_dir}/backend") as (daemon, client):
+        daemon.parts.flusher.submit = lambda uri: None  # type: ignore[method-assign]
+        await store_on(client, daemon, FIRST, uri, b"newer", local_only=False)
+        fail(daemon, FIRST)
+        await daemon.parts.health.clear()
+        assert (await client.ask("locate", uri=uri))["status"] == "MISS"
+        await daemon.parts.health.look_again()
+        assert await client.fetch(uri) == b"newer"
+
+
+async def test_what_the_backend_has_is_fetched_again_onto_the_others(short_dir: Path) -> None:
+    (short_dir / "backend").mkdir()
+    uri = "hypercache://a"
+    async with two_devices(short_dir, backend=f"file://{short_dir}/backend") as (daemon, client):
+        await store_on(client, daemon, FIRST, uri, b"bytes", local_only=False)
+        await eventually(lambda: daemon.parts.flusher.uploaded_objects == 1)
+        fail(daemon, FIRST)
+        await daemon.parts.health.clear()
+        assert (await client.ask("locate", uri=uri))["status"] == "HIT"
+        assert await where(client, uri) == {str(paths(daemon)[SECOND])}
+        assert await client.fetch(uri) == b"bytes"
+
+
+# -- how it is noticed ---------------------------------------------------------------------------------
+
+
+STAGED = "hypercache://staged"
+
+
+async def scrubbed(daemon: Daemon, _: Client) -> None:
+    await daemon.parts.scrubber.round()
+
+
+async def verified(daemon: Daemon, client: Client) -> None:
+    answer = await client.ask("commit_write", uri=STAGED, chunk_checksums=[0])
+    assert answer["error_code"] == "UNAVAILABLE"
+
+
+async def flushed(daemon: Daemon, client: Client) -> None:
+    assert (await client.ask("commit_write", uri=STAGED))["status"] == "WRITECOMMITTED"
+    await eventually(lambda: daemon.parts.flusher.failed_uploads)
+
+
+async def fetched(daemon: Daemon, client: Client) -> None:
+    answers = [await client.ask("locate", uri=f"hypercache://{number}") for number in range(2)]
+    assert "BACKEND_FAILED" in [answer.get("error_code") for answer in answers]
+
+
+@pytest.mark.parametrize("noticed", [scrubbed, verified, flushed, fetched], ids=lambda it: it.__name__)
+async def test_any_input_or_output_of_the_daemon_notices(
+    short_dir: Path, noticed: Callable[[Daemon, Client], Any]
+) -> None:
+    (short_dir / "backend").mkdir()
+    for number in range(2):
+        (short_dir / "backend" / str(number)).write_bytes(b"to be fetched")
+    settings = {
+        "backend": f"file://{short_dir}/backend",
+        "verify_on_commit": True,
+        "scrub_mib_s": 100_000,
+    }
+    async with running(short_dir, **settings) as daemon:
+        client = await daemon.connect()
+        await store_on(client, daemon, FIRST, "one", pattern(1, SMALL))
+        await store_on(client, daemon, SECOND, "two", pattern(2, SMALL))
+        await client.stage(STAGED, b"bytes")
+        assert await where(client, STAGED) == {str(paths(daemon)[FIRST])}
+        vanish(paths(daemon)[FIRST])
+        await noticed(daemon, client)
+        await failed(daemon, FIRST)
+        assert await client.fetch("one") is None
+        assert await client.fetch("two") == pattern(2, SMALL)
+
+
+@pytest.mark.usefixtures("_probes")
+async def test_a_device_that_does_not_answer_has_failed_and_nobody_waits_for_it(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    really = device_health.check
+
+    def hangs(member: Any) -> None:
+        if member.path.endswith("-hang"):
+            released.wait()
+        really(member)
+
+    monkeypatch.setattr(device_health, "_ANSWER_WITHIN_S", 0.2)
+    monkeypatch.setattr(device_health, "check", hangs)
+    try:
+        async with two_devices(short_dir) as (daemon, client):
+            hanging = daemon.parts.health._devices[FIRST]
+            hanging.member = type(hanging.member)(
+                hanging.path + "-hang", hanging.member.superblock, hanging.member.node
+            )
+            await failed(daemon, FIRST)
+            failure = (await client.status())["device_health"][FIRST]["failure"]
+            assert failure == "it does not answer within 0.2 s"
+            assert await client.fetch("two") == pattern(2, SMALL)
+    finally:
+        released.set()
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (OSError(5, "Input/output error"), True),
+        (OSError(6, "No such device or address"), True),
+        (OSError(61, "No data available"), True),
+        (FileNotFoundError(2, "No such file or directory"), True),
+        (OSError(24, "Too many open files"), False),
+        (OSError(23, "Too many open files in system"), False),
+        (OSError(12, "Cannot allocate memory"), False),
+        (PermissionError(13, "Permission denied"), False),
+    ],
+    ids=str,
+)
+async def test_a_device_answers_for_its_own_faults_alone(
+    short_dir: Path, error: OSError, fault: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert is_its_fault(error) is fault
+    async with running(short_dir) as daemon:
+        await trio.to_thread.run_sync(daemon.parts.store.suspect, FIRST, error)
+        await eventually(lambda: any(str(error.strerror) in record.message for record in caplog.records))
+        assert (daemon.parts.health.report()[FIRST]["failure"] is not None) is fault
+
+
+# -- back again ----------------------------------------------------------------------------------------
+
+
+async def test_a_copy_in_its_place_is_taken_hold_of(short_dir: Path) -> None:
+    async with two_devices(short_dir) as (daemon, client):
+        await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
+        path = paths(daemon)[FIRST]
+        vanish(path)
+        fail(daemon, FIRST)
+        await daemon.parts.health.clear()
+        shutil.copy(path.with_name("elsewhere"), path)
+        await daemon.parts.health.look_again()
+        assert await client.fetch("dirty") == b"dirty"
+        with path.open("rb") as device, pytest.raises(BlockingIOError):
+            fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+async def test_a_copy_that_another_daemon_holds_stays_out(
+    short_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with two_devices(short_dir) as (daemon, client):
+        path = paths(daemon)[FIRST]
+        vanish(path)
+        fail(daemon, FIRST)
+        shutil.copy(path.with_name("elsewhere"), path)
+        with path.open("rb") as device:
+            fcntl.flock(device, fcntl.LOCK_EX)
+            await daemon.parts.health.look_again()
+        assert await uses(client) == ["FAILED", "IN_USE"]
+        assert f"{path} is in use by another hypercached" in caplog.text
+
+
+async def test_what_lies_on_two_failed_devices_waits_for_both(short_dir: Path) -> None:
+    async with two_devices(short_dir) as (daemon, client):
+        await client.ask("pin", uri="both", pinned=True)
+        fail(daemon, FIRST)
+        fail(daemon, SECOND)
+        await daemon.parts.health.clear()
+        assert (await client.refusal("stage_write", uri="new", size_bytes=1))[0] == "NO_SPACE"
+        elsewhere = paths(daemon)[SECOND].with_name("elsewhere")
+        paths(daemon)[SECOND].rename(elsewhere)
+        await daemon.parts.health.look_again()
+        assert await uses(client) == ["IN_USE", "FAILED"]
+        assert await client.fetch("both") is None
+        elsewhere.rename(paths(daemon)[SECOND])
+        await daemon.parts.health.look_again()
+        assert await client.fetch("both") == pattern(3, CHUNK + SMALL)
+
+
+async def test_what_waited_goes_on_to_the_backend(short_dir: Path) -> None:
+    (short_dir / "backend").mkdir()
+    async with two_devices(short_dir, backend=f"file://{short_dir}/backend") as (daemon, client):
+        submit, daemon.parts.flusher.submit = daemon.parts.flusher.submit, lambda uri: None  # type: ignore[method-assign]
+        await store_on(client, daemon, FIRST, "hypercache://a", b"dirty", local_only=False)
+        daemon.parts.flusher.submit = submit  # type: ignore[method-assign]
+        fail(daemon, FIRST)
+        await daemon.parts.health.clear()
+        await daemon.parts.health.look_again()
+        await eventually(lambda: daemon.parts.flusher.uploaded_objects == 1)
+        assert (short_dir / "backend" / "a").read_bytes() == b"dirty"
+
+
+# -- draining ------------------------------------------------------------------------------------------
+
+
+async def drain(daemon: Daemon, *lines: object) -> None:
+    (daemon.config.catalog_dir / "drain").write_text("".join(f"{line}\n" for line in lines))
+    await daemon.parts.health.look_again()
+    await daemon.parts.health.clear()
+
+
+async def test_a_drained_device_gets_nothing_new_and_loses_what_may_go(short_dir: Path) -> None:
+    (short_dir / "backend").mkdir()
+    async with two_devices(short_dir, backend=f"file://{short_dir}/backend") as (daemon, client):
+        submit, daemon.parts.flusher.submit = daemon.parts.flusher.submit, lambda uri: None  # type: ignore[method-assign]
+        await store_on(client, daemon, FIRST, "hypercache://dirty", b"dirty", local_only=False)
+        await store_on(client, daemon, FIRST, "pinned", b"pinned")
+        await client.ask("pin", uri="pinned", pinned=True)
+        await client.stage("staged", pattern(4, CHUNK + SMALL))
+        await drain(daemon, "# a remark", "", f"{paths(daemon)[FIRST]}  # slow")
+        assert await uses(client) == ["DRAINING", "IN_USE"]
+        assert [await client.fetch(uri) for uri in ("one", "both")] == [None, None]
+        assert await client.fetch("hypercache://dirty") == b"dirty", "it goes on serving"
+        assert await client.fetch("pinned") == b"pinned"
+        assert (await client.ask("commit_write", uri="staged", local_only=True))["status"] == "WRITECOMMITTED"
+        for number in range(3):
+            await client.store(f"new/{number}", pattern(number, SMALL))
+            assert await where(client, f"new/{number}") == {str(paths(daemon)[SECOND])}
+        assert len((await client.ask("get_devices"))["devices"]) == 2
+
+        daemon.parts.flusher.submit = submit  # type: ignore[method-assign]
+        submit("hypercache://dirty")
+        await eventually(lambda: daemon.parts.flusher.uploaded_objects == 1)
+        await client.ask("pin", uri="pinned", pinned=False)
+        await daemon.parts.health.clear()
+        assert await uses(client) == ["DRAINED", "IN_USE"]
+        for uri in ("hypercache://dirty", "pinned", "staged"):
+            assert await client.fetch(uri) is None
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        assert await uses(client) == ["DRAINED", "IN_USE"], "that holds after a restart"
+        assert await client.fetch("new/0") == pattern(0, SMALL)
+        await drain(daemon)
+        assert await uses(client) == ["IN_USE", "IN_USE"]
+        await store_on(client, daemon, FIRST, "one")
+
+
+@pytest.mark.parametrize("text", ["/dev/nowhere\n", "{first}\n/dev/nowhere\n", b"\xff\xfe"], ids=repr)
+async def test_a_drain_file_that_makes_no_sense_changes_nothing(
+    short_dir: Path, text: str | bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with two_devices(short_dir) as (daemon, client):
+        await drain(daemon, paths(daemon)[SECOND])
+        file = daemon.config.catalog_dir / "drain"
+        content = text if isinstance(text, bytes) else text.format(first=paths(daemon)[FIRST]).encode()
+        file.write_bytes(content)
+        await daemon.parts.health.look_again()
+        assert await uses(client) == ["IN_USE", "DRAINED"]
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "so nothing changes" in record.message
+    assert ("/dev/nowhere" in record.message) is isinstance(text, str)
+
+
+async def test_a_device_may_fail_while_it_is_drained(short_dir: Path) -> None:
+    async with two_devices(short_dir) as (daemon, client):
+        await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
+        await drain(daemon, paths(daemon)[FIRST])
+        assert await client.fetch("dirty") == b"dirty"
+        fail(daemon, FIRST)
+        await daemon.parts.health.clear()
+        assert await client.fetch("dirty") is None
+        await daemon.parts.health.look_again()
+        assert await uses(client) == ["DRAINING", "IN_USE"]
+        assert await client.fetch("dirty") == b"dirty"
