@@ -21,7 +21,7 @@ from killed_daemon import KillAt
 from random_clients import read_verified
 from scene import Scene, status_of, wait_until
 
-STATE_DISK = "4m"
+STATE_DISK = "32m"  # SQLite's log may have 16 MiB
 BACKEND_DISK_BYTES = 64 << 20
 TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze")
 IS_ROOT = os.geteuid() == 0

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from daemon_harness import MIB
-from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Message
+from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Gone, Message
 from killed_daemon import KillAt
 from random_clients import CLIENTS, Ledger, at_work, read_verified
 
@@ -88,7 +88,7 @@ class Scene:
 
     def check(self, daemon: ForkedDaemon) -> None:
         """Count what is none of what the clients were told; every pool's sum is right."""
-        with daemon.connect() as client:
+        with connected(daemon) as client:
             status_of(client)
             for ledger in self.ledgers:
                 for uri in ledger.uris():
@@ -112,6 +112,15 @@ class Scene:
                         ledger.lost.append(f"the backend's {uri}")
                     elif copy.read_bytes() != content.data:
                         ledger.wrong.append(f"the backend's {uri}")
+
+
+def connected(daemon: ForkedDaemon) -> BlockingClient:
+    """A connection to a daemon that has no reason not to come up."""
+    try:
+        return daemon.connect()
+    except Gone:
+        status = daemon.wait()
+        raise AssertionError(f"the daemon ended with {status}:\n{daemon.log()[-2000:]}") from None
 
 
 def status_of(client: BlockingClient) -> Message:

@@ -490,6 +490,17 @@ sys.stdin.read()
 """
 
 
+async def test_a_disk_without_room_is_no_reason_to_give_up_what_is_in_the_catalog() -> None:
+    with made() as path:
+        async with running(path) as catalog:
+            await catalog.write([Put(an_object("u", 1))])
+        with no_file_may_grow():
+            sentence = refusal(path)
+        assert "make room on its disk" in sentence
+        assert WAY_OUT not in sentence
+        assert [stored.uri for stored in read(path)[0]] == ["u"]
+
+
 def test_a_catalog_that_another_process_has_open_is_refused_until_that_ends() -> None:
     with made() as path:
         command = [sys.executable, "-c", HOLDER, str(path), POOL]

@@ -284,6 +284,11 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
         connection.close()
         if "locked" in str(error):
             raise CatalogError(f"the catalog {path} is in use by another process; stop that first") from error
+        if any(word in str(error) for word in ("full", "I/O")):
+            raise CatalogError(
+                f"the catalog {path} cannot be written: {error}; make room on its disk, or see why that fails, "
+                "and start again: nothing in the catalog was changed"
+            ) from error
         raise CatalogError(f"the catalog {path} cannot be used: {error}; {_WAY_OUT}") from error
     except BaseException:
         connection.close()
