@@ -286,7 +286,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
             raise CatalogError(f"the catalog {path} is in use by another process; stop that first") from error
         if any(word in str(error) for word in ("full", "I/O")):
             raise CatalogError(
-                f"the catalog {path} cannot be written: {error}; make room on its disk, or see why that fails, "
+                f"the catalog {path} cannot be written: {error}; make room on its disk, or see why it fails, "
                 "and start again: nothing in the catalog was changed"
             ) from error
         raise CatalogError(f"the catalog {path} cannot be used: {error}; {_WAY_OUT}") from error
