@@ -109,7 +109,7 @@ def _device_paths(settings: EngineConfig) -> list[str]:
         try:
             return [device.path for device in client.get_devices()]
         except (DaemonUnavailable, DaemonRefused) as error:
-            logger.info("%s: the devices are not checked: %s", settings.socket_path, error)
+            logger.warning("%s: the daemon's devices are not checked: %s", settings.socket_path, error)
             return []
 
 
