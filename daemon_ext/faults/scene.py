@@ -57,10 +57,10 @@ class Scene:
             yield
 
     def pause(self) -> None:
-        """Let clients work for a random time; more of their commits are acknowledged meanwhile."""
+        """Let clients work for a random time, once they got one more commit acknowledged."""
         before = self.acknowledged
-        self.random_time()
         wait_until(lambda: self.acknowledged > before, "a commit was acknowledged")
+        self.random_time()
 
     def random_time(self) -> None:
         """Faults come at any moment: this is no wait for something."""
