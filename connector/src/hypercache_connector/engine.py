@@ -108,9 +108,11 @@ def _device_paths(settings: EngineConfig) -> list[str]:
     with Client(settings.socket_path, timeout_s, version=settings.wire) as client:
         try:
             return [device.path for device in client.get_devices()]
-        except (DaemonUnavailable, DaemonRefused) as error:
-            logger.warning("%s: the daemon's devices are not checked: %s", settings.socket_path, error)
-            return []
+        except DaemonUnavailable as error:
+            logger.warning("%s: no daemon yet, so all is a miss: %s", settings.socket_path, error)
+        except DaemonRefused as error:
+            logger.info("%s: the devices are not checked: %s", settings.socket_path, error)
+    return []
 
 
 def open_engine(settings: EngineConfig) -> Engine:
