@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
+import sqlite3
 import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from daemon_harness import CHUNK, MIB, Client, Daemon, eventually, line, pattern, running
+from gated_backend import GatedBackend
 
 from hypercache_daemon import device_health
 from hypercache_daemon.device_probe import is_its_fault
@@ -247,20 +250,40 @@ async def test_a_staged_write_on_a_failed_device_begins_anew(short_dir: Path) ->
         assert await client.fetch("both") == pattern(4, CHUNK + SMALL)
 
 
+async def test_what_is_fetched_onto_a_device_that_fails_meanwhile_is_not_committed(short_dir: Path) -> None:
+    backend = GatedBackend(short_dir / "backend", piece_bytes=SMALL)
+    (backend.folder / "a").write_bytes(pattern(4, CHUNK + SMALL))
+    backend.between.clear()
+    try:
+        async with two_devices(short_dir, own_backend=backend) as (daemon, client):
+            await client.send(line("locate", uri="hypercache://a"))
+            await eventually(daemon.parts.store.cache.staged_writes)
+            fail(daemon, FIRST)
+            await daemon.parts.health.clear()
+            backend.between.set()
+            assert (await client.receive())["status"] == "MISS"
+            assert (await client.ask("locate", uri="hypercache://a"))["status"] == "HIT"
+            assert await where(client, "hypercache://a") == {str(paths(daemon)[SECOND])}
+    finally:
+        backend.close()
+
+
 async def test_a_commit_under_way_does_not_slip_through(short_dir: Path) -> None:
     async with two_devices(short_dir) as (daemon, client):
-        await client.stage("both", pattern(4, CHUNK + SMALL))
+        data = pattern(4, CHUNK + SMALL)
+        await client.stage("both", data)
         with held_up(daemon):
-            await client.send(line("commit_write", uri="both", sha256="0" * 64))
+            await client.send(line("commit_write", uri="both", sha256=hashlib.sha256(data).hexdigest()))
             await eventually(lambda: not daemon.parts.store.locks.is_free("both"))
             fail(daemon, FIRST)
             other = await daemon.connect()
             await eventually(lambda: daemon.parts.store.cache.get("one") is None)
             assert await other.fetch("two") == pattern(2, SMALL), "nobody else waits"
-        assert (await client.receive())["error_code"] == "CHECKSUM_MISMATCH"
+        assert (await client.receive())["status"] == "WRITECOMMITTED", "it was read back just now"
         await daemon.parts.health.clear()
         assert await client.fetch("both") is None
-        assert (await client.refusal("commit_write", uri="both"))[0] == "NOT_STAGED"
+        await daemon.parts.health.look_again()
+        assert await client.fetch("both") == data
 
 
 @contextmanager
@@ -299,16 +322,29 @@ async def test_what_waits_can_be_removed_and_replaced_and_never_comes_back_then(
         assert await (await daemon.connect()).fetch("dirty") == expected
 
 
+async def test_the_blocks_of_what_waited_rest_over_a_restart_once_it_is_replaced(short_dir: Path) -> None:
+    async with two_devices(short_dir, quarantine_s=1000) as (daemon, client):
+        await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
+        fail(daemon, FIRST)
+        await daemon.parts.health.clear()
+        (waiting,) = daemon.parts.store.cache.withheld()
+        await client.store("dirty", b"newer")
+    with closing(sqlite3.connect(short_dir / "pool" / "catalog.sqlite")) as catalog:
+        holds = {hold_id for (hold_id,) in catalog.execute("SELECT hold_id FROM holds")}
+    assert f"{waiting.generation:x}" in holds
+
+
 async def test_nothing_older_is_fetched_for_what_waits(short_dir: Path) -> None:
-    (short_dir / "backend").mkdir()
-    (short_dir / "backend" / "a").write_bytes(b"older")
+    backend = GatedBackend(short_dir / "backend")
+    (backend.folder / "a").write_bytes(b"older")
     uri = "hypercache://a"
-    async with two_devices(short_dir, backend=f"file://{short_dir}/backend") as (daemon, client):
+    async with two_devices(short_dir, own_backend=backend) as (daemon, client):
         daemon.parts.flusher.submit = lambda uri: None  # type: ignore[method-assign]
         await store_on(client, daemon, FIRST, uri, b"newer", local_only=False)
         fail(daemon, FIRST)
         await daemon.parts.health.clear()
         assert (await client.ask("locate", uri=uri))["status"] == "MISS"
+        assert backend.downloads == []
         await daemon.parts.health.look_again()
         assert await client.fetch(uri) == b"newer"
 
@@ -562,3 +598,23 @@ async def test_a_device_may_fail_while_it_is_drained(short_dir: Path) -> None:
         await daemon.parts.health.look_again()
         assert await uses(client) == ["DRAINING", "IN_USE"]
         assert await client.fetch("dirty") == b"dirty"
+
+
+async def test_what_is_on_a_device_is_withheld_at_once_though_its_drain_is_slow(short_dir: Path) -> None:
+    async with two_devices(short_dir) as (daemon, client):
+        await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
+        drop, begun = daemon.parts.remover.drop, trio.Event()
+
+        async def slow(*_: object) -> list[Any]:
+            begun.set()
+            await trio.sleep_forever()
+            return []
+
+        daemon.parts.remover.drop = slow  # type: ignore[method-assign]
+        (daemon.config.catalog_dir / "drain").write_text(str(paths(daemon)[FIRST]))
+        await daemon.parts.health.look_again()
+        await begun.wait()
+        daemon.parts.remover.drop = drop  # type: ignore[method-assign]
+        fail(daemon, FIRST)
+        await eventually(lambda: daemon.parts.store.cache.get("dirty") is None)
+        assert await client.fetch("two") == pattern(2, SMALL)
