@@ -128,3 +128,14 @@ def test_write_through_puts_the_block_into_the_backend_too() -> None:
             assert not (backend / "kv_cache" / "local.kv").exists()
             assert local.delete("k")
             assert local.get("k") is None, "a read asks no backend"
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_restart_of_the_daemon_costs_no_block_and_no_call(tier: str) -> None:
+    with running_daemon() as daemon, KVStore(daemon.socket_path, tier) as store:
+        data = payload(tier, 70_000)
+        assert store.put_many(["a", "b"], [data, data], pinned=True) == [True, True]
+        daemon.restart(crash=True)
+        assert store.get_many(["a", "b", "c"]) == [data, data, None]
+        assert store.delete_many(["a", "b"]) == [True, True], "pinned or not"
+        assert store.exists_many(["a", "b"]) == [False, False]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from hypercache_connector import ConfigError, HyperCacheConnector, engine
+from hypercache_connector import ConfigError, HyperCacheConnector, start_check
 from hypercache_connector.config import DirectIo, parse
 from hypercache_protocol import WIRE_1_1, Tier
 from hypercache_protocol.messages import DeviceInfo, DevicesReply, GetDevices
@@ -176,7 +176,7 @@ def test_a_device_that_is_gone_or_no_device_is_a_warning(scripted, caplog: pytes
 def test_a_daemon_that_does_not_tell_its_devices_stops_no_start(
     scripted, trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine, "_CHECK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(start_check, "_CHECK_TIMEOUT_S", 0.1)
     open_to_all(scripted)
     match trouble:
         case "refuses":

@@ -15,7 +15,7 @@ import pytest
 from hypercache_connector import ConfigError, KVStore
 from hypercache_connector import config as configuration
 from hypercache_connector.config import KVStoreConfig
-from hypercache_protocol import SyncStatus, Tier
+from hypercache_protocol import ErrorCode, SyncStatus, Tier
 from hypercache_protocol.messages import (
     CommittedReply,
     CommitWrite,
@@ -197,7 +197,7 @@ def test_write_through_is_said_twice_and_never_beside_local_only(scripted, make:
 
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_what_the_backend_did_not_take_stays_committed_here(
-    scripted, make: MakeStore, overwrite: bool
+    scripted, make: MakeStore, overwrite: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(request: Request, reply: Reply) -> Reply:
         return ErrorReply(error_message="the backend is down") if isinstance(reply, CommittedReply) else reply
@@ -207,6 +207,17 @@ def test_what_the_backend_did_not_take_stays_committed_here(
     assert not store.put("k", b"abc")
     assert store.get("k") == b"abc"
     assert store.status()["stores"] == {"daemon_refused": 1}
+    assert "the daemon refuses: the backend is down" in caplog.text
+
+
+def test_a_refusal_of_the_moment_is_counted_and_not_logged(
+    scripted, store: KVStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = ErrorReply(error_message="full", error_code=ErrorCode.NO_SPACE)
+    scripted.change = lambda request, reply: full if isinstance(request, StageWrite) else reply
+    assert not store.put("k", b"abc")
+    assert store.status()["stores"] == {"no_space": 1}
+    assert caplog.text == ""
 
 
 def test_reads_never_ask_a_backend(scripted, store: KVStore) -> None:

@@ -29,10 +29,11 @@ from . import config as configuration
 from .completions import Completion, Completions
 from .config import Config
 from .direct_io import Buffer
-from .engine import LOAD_NEEDS, Engine, check_devices, close_engine, count, open_engine, report, require_home
+from .engine import LOAD_NEEDS, Engine, close_engine, count, open_engine, report, require_home
 from .keys import UriMapping
 from .lookup_lane import MOST_KEYS, LookupLane
 from .outcomes import Outcome, by_name, logger, which_are_good
+from .start_check import check_devices
 from .storing import store
 from .transfers import delete, load, lookup
 from .workers import TaskQueue

@@ -16,15 +16,14 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
-from hypercache_protocol import LocalProtocolError, SyncStatus, Tier
-from hypercache_protocol.messages import GetWriteStatus, Locate, Request, WriteStatusReply
+from hypercache_protocol import ErrorCode, LocalProtocolError, SyncStatus, Tier
+from hypercache_protocol.messages import ErrorReply, GetWriteStatus, Locate, Request, WriteStatusReply
 
 from . import checksum
-from .actions import DaemonRefused
 from .client import Client
-from .config import ConfigError, EngineConfig
+from .config import EngineConfig
 from .connection import DaemonUnavailable
-from .devices import Devices, check_access
+from .devices import Devices
 from .layouts import Answer, ChunkTransfer
 from .outcomes import Counters, Outcome, ThrottledLog, logger
 from .workers import ChunkWorkers, join_all
@@ -32,11 +31,11 @@ from .workers import ChunkWorkers, join_all
 _Answer = TypeVar("_Answer")
 
 ANY_DAEMON: frozenset[str] = frozenset()
-_CHECK_TIMEOUT_S = 1.0
-"""How long a start waits for a daemon that is there and does not answer."""
-
 LOAD_NEEDS = frozenset({"chunk_checksums", "sync_status"})
 STORE_NEEDS = LOAD_NEEDS | {"local_only", "stage_id"}
+
+_ORDINARY = (ErrorCode.NO_SPACE, ErrorCode.STALE_STAGE, ErrorCode.NOT_STAGED, ErrorCode.NOT_FOUND)
+"""What a refusal may say where nothing is wrong but the moment."""
 
 _UNVERIFIABLE = (Outcome.NO_CHECKSUM, Outcome.UNVERIFIABLE)
 
@@ -78,41 +77,6 @@ class Engine:
 
 
 # -- the beginning and the end ----------------------------------------------------------------------------
-
-
-def check_devices(settings: EngineConfig) -> None:
-    """See that this process may open the daemon's devices. A daemon that does not answer or does not tell is
-    no error, nor is a device that fails otherwise: both may come back.
-
-    Raises:
-        ConfigError: it may not; the text says what to change.
-    """
-    for path in _device_paths(settings):
-        _check_device(path)
-
-
-def _check_device(path: str) -> None:
-    try:
-        check_access(path)
-    except PermissionError as error:
-        raise ConfigError(
-            f"hypercache_connector: this user may not open the daemon's device {path} ({error.strerror}): "
-            "add it to the group of hypercached's --group, or let it read and write the device"
-        ) from None
-    except OSError as error:
-        logger.warning("%s cannot be opened: %s; what lies there is a miss", path, error.strerror)
-
-
-def _device_paths(settings: EngineConfig) -> list[str]:
-    timeout_s = min(settings.timeout_s, _CHECK_TIMEOUT_S)
-    with Client(settings.socket_path, timeout_s, version=settings.wire) as client:
-        try:
-            return [device.path for device in client.get_devices()]
-        except DaemonUnavailable as error:
-            logger.warning("%s: no daemon yet, so all is a miss: %s", settings.socket_path, error)
-        except DaemonRefused as error:
-            logger.info("%s: the devices are not checked: %s", settings.socket_path, error)
-    return []
 
 
 def open_engine(settings: EngineConfig) -> Engine:
@@ -195,8 +159,16 @@ def require_home(engine: Engine, what: str) -> None:
 def exchanged(
     engine: Engine, requests: Sequence[Request], needs: frozenset[str] = ANY_DAEMON
 ) -> list[Answer]:
-    """What came of each request."""
-    return answered(engine, len(requests), lambda: engine.client.exchange(requests, needs=needs))
+    """What came of each request. A refusal for the daemon's own reasons is logged with its sentence."""
+    answers = answered(engine, len(requests), lambda: engine.client.exchange(requests, needs=needs))
+    for answer in answers:
+        # By its type, since isinstance asks pydantic, and this looks at every answer.
+        if type(answer) is ErrorReply and answer.error_code not in _ORDINARY:
+            engine.log.note(
+                "refused", "%s: the daemon refuses: %s", engine.client.socket_path, answer.error_message
+            )
+            break
+    return answers
 
 
 def answered(engine: Engine, count: int, ask: Callable[[], Sequence[_Answer]]) -> list[_Answer | Outcome]:
