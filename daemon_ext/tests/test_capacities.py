@@ -263,6 +263,18 @@ async def test_a_lower_limit_after_a_restart_holds_from_the_next_stage_on_the_ol
         assert daemon.parts.store.cache.pools[Tier.RAM].used_bytes == 0
 
 
+async def test_what_is_withheld_counts_again_once_it_is_given_back(short_dir: Path) -> None:
+    async with running(short_dir, capacity=(f"{A}=2MiB",)) as daemon:
+        client = await daemon.connect()
+        await client.store(A + "1", pattern(1, 2 * MIB), commit={})
+        daemon.parts.store.cache.withhold(A + "1")
+        assert await usage(client) == (0, 0, 0)
+        await client.store(A + "2", pattern(2, MIB))
+        daemon.parts.store.cache.give_back(A + "1")
+        assert await usage(client) == (2, 3, 0)
+        assert (await client.refusal("stage_write", uri=A + "3", size_bytes=MIB))[0] == "NO_SPACE"
+
+
 async def test_what_is_fetched_from_the_backend_counts(short_dir: Path) -> None:
     (short_dir / "backend" / "a").mkdir(parents=True)
     for name in "123":
