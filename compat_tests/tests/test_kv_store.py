@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -70,6 +71,24 @@ def test_a_block_that_an_old_client_replaced_is_a_miss_and_never_the_one_before(
     )
     assert store.get("replaced" + tier) is None
     assert not store.exists("replaced" + tier)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_while_an_old_client_replaces_a_block_reads_give_the_own_one_or_nothing(
+    old: ScenarioProcess, daemon: DaemonProcess, store: KVStore, tier: str
+) -> None:
+    before = payload("before", 70_000)
+    assert store.put("busy" + tier, before, tier)
+    sizes = [70_000] * 30
+    old.begin("kv_blocks.replace", socket_path=daemon.socket_path, key="busy" + tier, sizes=sizes, tier=tier)
+    with ThreadPoolExecutor(1) as waiting:
+        ended = waiting.submit(old.result)
+        seen = {store.get("busy" + tier)}
+        while not ended.done():
+            seen.add(store.get("busy" + tier))
+    ended.result()
+    assert seen <= {before, None}
+    assert store.get("busy" + tier) is None
 
 
 def test_an_old_client_sees_that_the_new_store_deleted_its_block(
