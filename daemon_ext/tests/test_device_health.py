@@ -103,15 +103,17 @@ def vanish(path: Path) -> None:
 
 
 def swap_for_a_blank_one(path: Path) -> None:
-    size_bytes = path.stat().st_size
-    path.unlink()
-    with path.open("wb") as file:
-        file.truncate(size_bytes)
+    other = path.with_name("other")
+    with other.open("wb") as file:
+        file.truncate(path.stat().st_size)
+    other.rename(path)
 
 
 def swap_for_another_one(path: Path) -> None:
-    (other,) = [it for it in path.parent.glob("device-*.hc") if it != path]
-    shutil.copy(other, path)
+    (neighbour,) = [it for it in path.parent.glob("device-*.hc") if it != path]
+    other = path.with_name("other")
+    shutil.copy(neighbour, other)
+    other.rename(path)
 
 
 def overwrite_its_front(path: Path) -> None:

@@ -59,8 +59,10 @@ class Use(str, Enum):
 @dataclass
 class _Device:
     index: int
+    path: str
     info: DeviceInfo
-    member: Member
+    member: Member | None
+    """None where the daemon was started without it."""
     failure: str | None = None
     draining: bool = False
     unsettled: bool = True
@@ -70,10 +72,6 @@ class _Device:
     wake: trio.Event = field(default_factory=trio.Event)
     changing: trio.Lock = field(default_factory=trio.Lock)
     drain: trio.CancelScope = field(default_factory=trio.CancelScope)
-
-    @property
-    def path(self) -> str:
-        return self.member.path
 
 
 class DeviceHealth:
@@ -96,7 +94,7 @@ class DeviceHealth:
         self._held = opened.pool.held
         self._drain_file = drain_file
         self._devices = [
-            _Device(device.index, device.info, member)
+            _Device(device.index, device.path, device.info, member)
             for device, member in zip(opened.pool.devices, opened.members, strict=True)
         ]
         self._token = trio.lowlevel.current_trio_token()
@@ -161,6 +159,8 @@ class DeviceHealth:
 
     async def _look_at(self, device: _Device) -> Exception | None:
         """Why a device may not be in order."""
+        if device.member is None:
+            return DeviceError("the daemon was started without it; start it again with the device in place")
         try:
             with trio.fail_after(_ANSWER_WITHIN_S):
                 await trio.to_thread.run_sync(
@@ -217,15 +217,17 @@ class DeviceHealth:
         """Take out of use what failed under a daemon before this one; nobody is served yet."""
         failures = json.loads(self._store.catalog.remembered.get(_FAILED, "{}"))
         for device in self._devices:
-            if (failure := failures.get(str(device.index))) is not None:
-                log.error(
-                    "%s failed before this start (%s): send SIGHUP to put it back", device.path, failure
-                )
-                device.failure = failure
+            device.failure = failures.get(str(device.index))
+            if device.member is None:
+                device.failure = "it was missing when the daemon was started"
+            if device.failure is not None:
+                log.error("%s is out of use: %s. SIGHUP puts back what is there", device.path, device.failure)
                 self._apply(device)
-        for stored in self._store.cache.objects() if failures else ():
-            if self._is_unreadable(stored):
-                self._store.cache.withhold(stored.uri)
+        if any(device.failure for device in self._devices):
+            self._note_failures()
+            for stored in self._store.cache.objects():
+                if self._is_unreadable(stored):
+                    self._store.cache.withhold(stored.uri)
 
     def _read_drain_file(self) -> None:
         paths = [device.path for device in self._devices]
@@ -240,7 +242,7 @@ class DeviceHealth:
 
     async def _put_back(self, device: _Device) -> None:
         error = await self._look_at(device)
-        if error is None:
+        if error is None and device.member is not None:
             try:
                 # Quick, since it has just answered.
                 device.member = claim_again(device.member, self._access, self._held)

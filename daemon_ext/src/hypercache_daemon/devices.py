@@ -7,8 +7,9 @@ rules). `Pool` and `RamFiles` hold and lock what they are made of until they are
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -44,9 +45,16 @@ __all__ = [
     "write_chunk",
 ]
 
+log = logging.getLogger(__name__)
+
 
 def open_devices(
-    paths: Sequence[str], *, format: bool = False, access: Access, prepare: Prepare | None = None
+    paths: Sequence[str],
+    *,
+    format: bool = False,
+    access: Access,
+    prepare: Prepare | None = None,
+    dispensable: Collection[str] = (),
 ) -> Pool:
     """The pool of the given block devices or files, formatted where all of them are blank.
 
@@ -54,18 +62,42 @@ def open_devices(
         paths: in the pool's order.
         format: start a new, empty pool whatever is on them; a device that is in use is refused even so.
         prepare: see Prepare.
+        dispensable: those of them (absolute) without which a pool is opened where they are missing, blank or
+            cannot be used.
 
     Raises:
         DeviceError: they are not one whole pool, hold something else, or one of them cannot be used.
     """
     if not paths:
         raise DeviceError("a pool has at least one device: give --device or --pool-dir")
+    places = dict(enumerate(str(Path(path).absolute()) for path in paths))
+    left_out = {
+        place: path
+        for place, path in places.items()
+        if path in dispensable and not format and not _is_usable(path)
+    }
     with ExitStack() as held:
-        claims = claim_devices([str(Path(path).absolute()) for path in paths], held)
+        claims = claim_devices([path for place, path in places.items() if place not in left_out], held)
         found = [] if format else [look(claim) for claim in claims]
+        if left_out and is_unused(found):
+            raise DeviceError(
+                f"{', '.join(left_out.values())} cannot be left out: the others are no pool yet"
+            )
         if is_unused(found):
             return format_pool(claims, pool_id_to_format(found), access, held, prepare)
-        return open_formatted(claims, found, access, held)
+        return open_formatted(claims, found, access, held, left_out)
+
+
+def _is_usable(path: str) -> bool:
+    try:
+        with ExitStack() as tried:
+            (claimed,) = claim_devices([path], tried)
+            if look(claimed).block is not None:
+                return True
+        log.error("%s is drained and left out: it is blank", path)
+    except DeviceError as error:
+        log.error("%s is drained and left out: %s", path, error)
+    return False
 
 
 def read_chunk(path: str, offset: int, length: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -28,6 +28,8 @@ from .superblock import (
 
 _BLKRRPART = 0x125F  # ioctl: read the partition table again
 
+_NONE: Mapping[int, str] = {}
+
 Prepare = Callable[[str], None]
 """Called with the id of a pool that is being formatted, before the pool counts as formatted: what it made
 durable (a catalog) is there whenever the pool is. If it raises or is killed, the format is unfinished, and
@@ -36,12 +38,14 @@ the next start calls it again with the same id."""
 
 @dataclass(frozen=True)
 class Device:
-    """One device of the pool: clients open `path` and may use bytes RESERVED_BYTES to `size_bytes`."""
+    """One device of the pool: clients open `path` and may use bytes RESERVED_BYTES to `size_bytes`, 0 where it
+    is `missing`."""
 
     index: int
     path: str
     size_bytes: int
     info: DeviceInfo
+    missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,11 +101,36 @@ def _refuse_data(claim: Claim, front: bytes, back: bytes) -> None:
         raise DeviceError(f"{claim.path} holds {what}: give another device, or {START_ANEW} and lose that")
 
 
-def open_formatted(claims: Sequence[Claim], found: Sequence[Found], access: Access, held: ExitStack) -> Pool:
-    """The pool that these devices are, after a check that they are one; it owns what `held` holds."""
-    check_pool(found)
+def open_formatted(
+    claims: Sequence[Claim],
+    found: Sequence[Found],
+    access: Access,
+    held: ExitStack,
+    left_out: Mapping[int, str] = _NONE,
+) -> Pool:
+    """The pool that these devices are, after a check that they are one; it owns what `held` holds.
+
+    Args:
+        left_out: the paths of those of its devices that are not among them, by their places.
+    """
+    check_pool(found, frozenset(left_out))
     pool_ids = [device.block.pool_id for device in found if device.block]
-    return _opened(claims, pool_ids[0], access, held, formatted=False)
+    opened = _opened(claims, pool_ids[0], access, held, formatted=False)
+    if not left_out:
+        return opened
+    there = iter(opened.devices)
+    return replace(
+        opened,
+        devices=tuple(
+            _absent(index, left_out[index]) if index in left_out else replace(next(there), index=index)
+            for index in range(len(claims) + len(left_out))
+        ),
+    )
+
+
+def _absent(index: int, path: str) -> Device:
+    facts = dict.fromkeys(("is_nvme", "is_virtual", "is_partition", "is_rotational"), False)
+    return Device(index, path, 0, DeviceInfo(path=path, size_bytes=0, **facts), missing=True)
 
 
 def format_pool(

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 from hypercache_protocol.fields import Tier
@@ -25,11 +26,13 @@ from .core.cache import Cache, Times
 from .core.capacities import Capacities, Capacity
 from .core.eviction import EvictionPolicy, Lru
 from .core.eviction_return_rate import ReturnRate
+from .core.extents import end_on
 from .core.objects import Hold, StoredObject
 from .core.pool import Pool
 from .core.ram import RamAllocator
-from .core.records import of_tier
+from .core.records import chunks_of, heads_of, in_tier, of_tier
 from .device_probe import Member, member_at
+from .drain_file import DRAIN_FILE_NAME, devices_to_drain
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +52,8 @@ class Opened:
     cache: Cache
     blocks: Allocator
     """Of the devices."""
-    members: tuple[Member, ...]
-    """The devices as they were found, in the pool's order."""
+    members: tuple[Member | None, ...]
+    """The devices as they were found, in the pool's order; None where one is missing."""
 
     def close(self) -> None:
         """Give the devices and the RAM tier back. The catalog closes itself."""
@@ -95,7 +98,11 @@ def _open_pool(config: Config, access: Access) -> devices.Pool:
             access=access,
             prepare=prepare,
         )
-    return devices.open_devices(config.device, format=config.format, access=access, prepare=prepare)
+    paths = [str(Path(path).absolute()) for path in config.device]
+    drained = devices_to_drain(config.catalog_dir / DRAIN_FILE_NAME, paths) or ()
+    return devices.open_devices(
+        paths, format=config.format, access=access, prepare=prepare, dispensable=drained
+    )
 
 
 def _load(
@@ -110,7 +117,10 @@ def _load(
     lost = _lost_objects(ram_files, of_tier(records, Tier.RAM))
     for stored in lost:
         del records[stored.uri]
-    capacities = {device.index: device.size_bytes for device in pool.devices}
+    capacities = {
+        device.index: _end_of_chunks(records, holds, device.index) if device.missing else device.size_bytes
+        for device in pool.devices
+    }
     blocks = Allocator(capacities, devices.RESERVED_BYTES)
     pools = _pools(config, blocks, catalog, ram_files)
     cache = Cache(pools, catalog.epoch, _times(config), _capacities(config))
@@ -122,8 +132,18 @@ def _load(
     dirty = sum(stored.state in DIRTY for stored in lost)
     if dirty:
         log.warning("%d of the lost objects were in no backend yet", dirty)
-    members = tuple(member_at(device.path) for device in pool.devices)
+    members = tuple(None if device.missing else member_at(device.path) for device in pool.devices)
     return Opened(pool, catalog, ram_files, cache, blocks, members)
+
+
+def _end_of_chunks(records: dict[str, bytes], holds: Sequence[AddHold], index: int) -> int:
+    """How much of a device that is missing, in bytes, has an owner; how large it is nobody knows."""
+    heads = heads_of(records.values())
+    in_nvme = in_tier(heads, Tier.NVME)
+    chunks = chunks_of(list(compress(records.values(), in_nvme)), heads[in_nvme])
+    held = [extent for hold in holds if hold.tier is Tier.NVME for extent in hold.extents]
+    of_holds = [extent.offset + extent.allocated_bytes for extent in held if extent.device == index]
+    return max(end_on(chunks, index), *of_holds, 0)
 
 
 def _times(config: Config) -> Times:

@@ -110,19 +110,23 @@ def is_unused(found: Sequence[Found]) -> bool:
     return State.FORMATTING in states and None not in states and one_pool
 
 
-def check_pool(found: Sequence[Found]) -> None:
+def check_pool(found: Sequence[Found], left_out: Places = frozenset()) -> None:
     """Make sure that these devices are one whole pool in its order.
+
+    Args:
+        left_out: the places, counted from 0, of devices that are not among `found` and need not be.
 
     Raises:
         DeviceError: names the device that does not fit, and the way out.
     """
     members = [(device, _block_of(device, found)) for device in found]
     for check in _CHECKS:
-        for problem in check(members):
+        for problem in check(members, left_out):
             raise DeviceError(problem)
 
 
 _Members = Sequence[tuple[Found, Superblock]]
+Places = frozenset[int]
 
 
 def _block_of(device: Found, found: Sequence[Found]) -> Superblock:
@@ -135,7 +139,7 @@ def _block_of(device: Found, found: Sequence[Found]) -> Superblock:
     )
 
 
-def _strangers(members: _Members) -> Iterable[str]:
+def _strangers(members: _Members, _: Places) -> Iterable[str]:
     first, expected = members[0]
     for device, block in members:
         if block.pool_id != expected.pool_id:
@@ -145,7 +149,7 @@ def _strangers(members: _Members) -> Iterable[str]:
             )
 
 
-def _copies(members: _Members) -> Iterable[str]:
+def _copies(members: _Members, _: Places) -> Iterable[str]:
     seen: dict[int, str] = {}
     for device, block in members:
         if block.index in seen:
@@ -156,9 +160,9 @@ def _copies(members: _Members) -> Iterable[str]:
         seen[block.index] = device.path
 
 
-def _missing(members: _Members) -> Iterable[str]:
+def _missing(members: _Members, left_out: Places) -> Iterable[str]:
     (first, block) = members[0]
-    absent = sorted(set(range(block.count)) - {member.index for _, member in members})
+    absent = sorted(set(range(block.count)) - {member.index for _, member in members} - left_out)
     if absent:
         numbers = ", ".join(map(str, absent))
         yield (
@@ -167,8 +171,9 @@ def _missing(members: _Members) -> Iterable[str]:
         )
 
 
-def _swapped(members: _Members) -> Iterable[str]:
-    for place, (device, block) in enumerate(members):
+def _swapped(members: _Members, left_out: Places) -> Iterable[str]:
+    places = [place for place in range(len(members) + len(left_out)) if place not in left_out]
+    for place, (device, block) in zip(places, members, strict=True):
         if block.index != place:
             order = ", ".join(path for _, path in sorted((b.index, d.path) for d, b in members))
             yield (
@@ -177,7 +182,7 @@ def _swapped(members: _Members) -> Iterable[str]:
             )
 
 
-def _resized(members: _Members) -> Iterable[str]:
+def _resized(members: _Members, _: Places) -> Iterable[str]:
     for device, block in members:
         if block.size_bytes != device.size_bytes:
             was, now = in_words(block.size_bytes), in_words(device.size_bytes)
@@ -188,7 +193,7 @@ def _resized(members: _Members) -> Iterable[str]:
 
 
 # In the order in which they explain most: a device of another pool is missing, too.
-_CHECKS: tuple[Callable[[_Members], Iterable[str]], ...] = (
+_CHECKS: tuple[Callable[[_Members, Places], Iterable[str]], ...] = (
     _strangers,
     _copies,
     _missing,

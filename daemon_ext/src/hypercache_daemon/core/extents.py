@@ -66,3 +66,10 @@ def allocated_column(chunks: ExtentTable) -> npt.NDArray[np.int64]:
     """What each chunk takes from its device, in bytes."""
     lengths: npt.NDArray[Any] = chunks["length"].astype(np.int64)
     return -(-lengths // ALIGNMENT) * ALIGNMENT
+
+
+def end_on(chunks: ExtentTable, device: int) -> int:
+    """Where the last of these chunks on a device ends, in bytes; 0 where there is none."""
+    there = chunks["device"] == device
+    ends = chunks["offset"][there].astype(np.int64) + allocated_column(chunks[there])
+    return int(ends.max(initial=0))
