@@ -38,8 +38,10 @@ the next start calls it again with the same id."""
 
 @dataclass(frozen=True)
 class Device:
-    """One device of the pool: clients open `path` and may use bytes RESERVED_BYTES to `size_bytes`, 0 where it
-    is `missing`."""
+    """One device of the pool: clients open `path` and may use bytes RESERVED_BYTES to `size_bytes`.
+
+    One that is `missing` has no size.
+    """
 
     index: int
     path: str
