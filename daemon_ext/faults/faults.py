@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from pathlib import Path
 
-from forked_daemons import ForkedDaemon
+from forked_daemons import BlockingClient, ForkedDaemon
 from killed_daemon import KillAt
 from random_clients import read_verified
 from scene import Scene, status_of, wait_until
@@ -34,12 +34,14 @@ class Fault:
     Args:
         prepared: makes what `inject` needs before the first daemon starts, and takes it away at the end.
         needs: what this machine lacks, "" where it can be injected.
+        is_slow: takes seconds, so that only `make faults` injects it.
     """
 
     title: str
     inject: Callable[[Scene], None]
     prepared: Callable[[Scene], AbstractContextManager[object]] = nullcontext
     needs: str = ""
+    is_slow: bool = False
 
 
 # -- the process ---------------------------------------------------------------------------------------
@@ -170,18 +172,25 @@ def hang_backend(scene: Scene) -> None:
 
 def fail_backend(scene: Scene) -> None:
     daemon = scene.start()
-    elsewhere = scene.folder / "elsewhere"
     with daemon.connect() as client, scene.clients_at_work(daemon):
         scene.pause()
         failed = status_of(client)["backend"]["failed_uploads"]
-        scene.backend.rename(elsewhere)
-        try:
+        with gone(scene.backend):
             wait_until(lambda: status_of(client)["backend"]["failed_uploads"] > failed, "an upload failed")
             scene.pause()
-        finally:
-            elsewhere.rename(scene.backend)
     scene.check_backend(daemon)
     scene.check(daemon)
+
+
+@contextmanager
+def gone(path: Path) -> Iterator[None]:
+    """It is elsewhere meanwhile."""
+    elsewhere = path.with_suffix(".elsewhere")
+    path.rename(elsewhere)
+    try:
+        yield
+    finally:
+        elsewhere.rename(path)
 
 
 # -- the devices ---------------------------------------------------------------------------------------
@@ -207,6 +216,28 @@ def flip_a_byte(scene: Scene) -> None:
     scene.check(daemon)
 
 
+def lose_device(scene: Scene) -> None:
+    daemon = scene.start()
+    # The backend is gone as well, so that much is in none yet.
+    with daemon.connect() as client, scene.misses_allowed(), gone(scene.backend):
+        with scene.clients_at_work(daemon):
+            scene.pause()
+        device = Path(scene.chance.choice(status_of(client)["devices"]))
+        some = scene.ledgers[::2]  # what the others stored waits for the device
+        with gone(device), scene.clients_at_work(daemon, some):
+            wait_until(lambda: "FAILED" in uses(client), "the daemon noticed that the device is gone")
+            scene.pause()
+        os.kill(daemon.pid, signal.SIGHUP)
+        wait_until(lambda: "FAILED" not in uses(client), "the device was put back")
+    scene.check(daemon)
+    scene.check_backend(daemon)
+
+
+def uses(client: BlockingClient) -> list[str]:
+    """What each device is good for."""
+    return [device["use"] for device in status_of(client)["device_health"]]
+
+
 def run(*command: object) -> None:
     subprocess.run([str(word) for word in command], check=True)
 
@@ -225,4 +256,5 @@ FAULTS = (
     Fault("the backend hangs", hang_backend, backend_disk, lacking()),
     Fault("the backend fails", fail_backend),
     Fault("a byte on a device flips", flip_a_byte),
+    Fault("a device vanishes and comes back", lose_device, is_slow=True),
 )

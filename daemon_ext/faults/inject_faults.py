@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from pathlib import Path
 
 _TESTS = Path(__file__).parents[1] / "tests"
@@ -46,12 +47,13 @@ def inject(faults: Sequence[Fault], seconds: float, seed: int) -> dict[Fault, tu
     end = time.monotonic() + seconds
     with ExitStack() as held:
         scenes = {fault: held.enter_context(scene_for(fault, seed)) for fault in faults}
-        rounds = 0
-        while not rounds or time.monotonic() < end:
-            for fault, scene in scenes.items():
-                fault.inject(scene)
-            rounds += 1
-        return {fault: (scene, rounds) for fault, scene in scenes.items()}
+        times = dict.fromkeys(faults, 0)
+        for fault in cycle(faults):
+            if times[fault] and time.monotonic() > end:
+                break
+            fault.inject(scenes[fault])
+            times[fault] += 1
+        return {fault: (scenes[fault], times[fault]) for fault in faults}
 
 
 def table(found: Mapping[Fault, tuple[Scene, int]]) -> str:

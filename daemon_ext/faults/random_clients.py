@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +39,8 @@ class Ledger:
     number: int
     objects: dict[str, Content] = field(default_factory=dict)
     uncertain: dict[str, list[Content | None]] = field(default_factory=dict)
+    may_miss: bool = False
+    """Whether a miss says nothing now, since the daemon is without one of its devices."""
     acknowledged: int = 0
     refused: int = 0
     lost: list[str] = field(default_factory=list)
@@ -67,6 +69,8 @@ class Ledger:
 
     def judge(self, uri: str, found: bytes | None) -> None:
         """Count what was found where it is none of what it may be; go on with it."""
+        if found is None and self.may_miss:
+            return
         fitting = [each for each in self.may_be(uri) if (each.data if each else None) == found]
         if fitting:
             self.now(uri, fitting[-1])
@@ -94,7 +98,7 @@ def _chunk(chunk: Message) -> bytes:
         with Path(chunk["device"]).open("rb") as device:
             device.seek(chunk["offset"])
             return device.read(chunk["length"])
-    except FileNotFoundError:  # a RAM file of an object that is gone
+    except FileNotFoundError:  # the RAM file of an object that is gone, or a device that is
         return b""
 
 
@@ -124,7 +128,10 @@ class RandomClient:
         )
         if self._refused(staged):
             return
-        write_layout(staged["chunk_layout"], data)
+        try:
+            write_layout(staged["chunk_layout"], data)
+        except FileNotFoundError:  # the device is gone
+            return
         sums = [zlib.crc32(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
         with self.ledger.unsure(uri, content):
             reply = self.client.ask(
@@ -152,7 +159,7 @@ class RandomClient:
 
 
 @contextmanager
-def at_work(daemon: ForkedDaemon, ledgers: list[Ledger], seed: float) -> Iterator[None]:
+def at_work(daemon: ForkedDaemon, ledgers: Sequence[Ledger], seed: float) -> Iterator[None]:
     """All clients work meanwhile, each in a thread of its own, until the end or until the daemon is gone."""
     stop = threading.Event()
 

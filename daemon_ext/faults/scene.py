@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,9 +51,11 @@ class Scene:
         self._forks.close()
 
     @contextmanager
-    def clients_at_work(self, daemon: ForkedDaemon) -> Iterator[None]:
-        """Until the end, or until the daemon is gone."""
-        with at_work(daemon, self.ledgers, self.chance.random()):
+    def clients_at_work(
+        self, daemon: ForkedDaemon, ledgers: Sequence[Ledger] | None = None
+    ) -> Iterator[None]:
+        """All clients or some, until the end or until the daemon is gone."""
+        with at_work(daemon, ledgers or self.ledgers, self.chance.random()):
             yield
 
     def pause(self) -> None:
@@ -84,6 +86,19 @@ class Scene:
     def refused(self) -> int:
         return sum(ledger.refused for ledger in self.ledgers)
 
+    @contextmanager
+    def misses_allowed(self) -> Iterator[None]:
+        """Misses say nothing meanwhile, for the daemon is without one of its devices. What no backend was to
+        have, or has, may be gone afterwards; the rest may not."""
+        for ledger in self.ledgers:
+            ledger.may_miss = True
+        yield
+        for ledger in self.ledgers:
+            ledger.may_miss = False
+            for uri, content in ledger.objects.items():
+                if not content.flushed or self.copy_of(uri) == content.data:
+                    ledger.uncertain[uri] = [None, content]
+
     # -- what is checked -------------------------------------------------------------------------------
 
     def check(self, daemon: ForkedDaemon) -> None:
@@ -107,11 +122,16 @@ class Scene:
         for ledger in self.ledgers:
             for uri, content in ledger.objects.items():
                 if content.flushed:
-                    copy = self.backend / uri.removeprefix("hypercache://")
-                    if not copy.exists():
+                    copy = self.copy_of(uri)
+                    if copy is None:
                         ledger.lost.append(f"the backend's {uri}")
-                    elif copy.read_bytes() != content.data:
+                    elif copy != content.data:
                         ledger.wrong.append(f"the backend's {uri}")
+
+    def copy_of(self, uri: str) -> bytes | None:
+        """What the backend has under this uri."""
+        path = self.backend / uri.removeprefix("hypercache://")
+        return path.read_bytes() if path.exists() else None
 
 
 def connected(daemon: ForkedDaemon) -> BlockingClient:

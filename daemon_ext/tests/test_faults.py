@@ -13,9 +13,10 @@ from random_clients import Ledger, RandomClient
 from scene import Scene
 
 POSSIBLE = [fault for fault in FAULTS if not fault.needs]
+QUICK = [fault for fault in POSSIBLE if not fault.is_slow]  # test_device_health.py has the rest
 
 
-@pytest.mark.parametrize("fault", POSSIBLE, ids=lambda fault: fault.title)
+@pytest.mark.parametrize("fault", QUICK, ids=lambda fault: fault.title)
 def test_no_fault_loses_an_acknowledged_commit_or_passes_a_wrong_byte(fault: Fault) -> None:
     with scene_for(fault, seed=3, longest_pause_s=0.05) as scene:
         fault.inject(scene)
