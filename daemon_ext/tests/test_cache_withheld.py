@@ -153,6 +153,7 @@ def test_all_staged_writes_are_told_those_of_the_daemon_too() -> None:
     cache = cache_of()
     writes = [stage(cache, "a"), stage(cache, "b", None)]
     assert cache.staged_writes() == writes
+    assert [cache.writes_of(uri) for uri in ("a", "b", "c")] == [writes[:1], writes[1:], []]
 
 
 def test_an_allocator_says_what_lies_on_a_device() -> None:

@@ -20,7 +20,7 @@ import trio
 from daemon_harness import CHUNK, MIB, Client, Daemon, eventually, line, pattern, running
 from gated_backend import GatedBackend
 
-from hypercache_daemon import device_health
+from hypercache_daemon import device_clearing, device_health
 from hypercache_daemon.device_probe import is_its_fault
 
 SMALL = 4096
@@ -467,6 +467,30 @@ async def test_a_device_answers_for_its_own_faults_alone(
 
 
 # -- back again ----------------------------------------------------------------------------------------
+
+
+async def test_what_is_deleted_while_others_are_given_back_stays_so(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(device_clearing, "_LOOKED_AT_TOGETHER", 1)
+    async with two_devices(short_dir) as (daemon, client):
+        for uri in ("kept", "deleted"):
+            await store_on(client, daemon, FIRST, uri, b"dirty", local_only=False)
+        fail(daemon, FIRST)
+        await daemon.parts.health.clear()
+        cache = daemon.parts.store.cache
+        give_back = cache.give_back
+
+        def and_delete_the_other(uri: str) -> Any:
+            cache.apply_remove("deleted", 0)
+            return give_back(uri)
+
+        monkeypatch.setattr(cache, "give_back", and_delete_the_other)
+        await daemon.parts.health.look_again()
+        assert await client.fetch("kept") == b"dirty"
+        assert await client.fetch("deleted") is None
+        assert (await client.status())["pools"]["nvme"]["withheld_bytes"] == 0
+    assert "fault of the daemon" not in caplog.text
 
 
 async def test_a_copy_in_its_place_is_taken_hold_of(short_dir: Path) -> None:

@@ -7,7 +7,8 @@ just now: that is waited for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import trio
 
@@ -18,8 +19,9 @@ from .core.objects import StagedWrite, StoredObject
 from .removal import Remover
 from .store import Store
 
-_LOOKED_AT_TOGETHER = 256  # about a millisecond
-_REMOVED_TOGETHER = 512
+_LOOKED_AT_TOGETHER = 64  # a millisecond or two of the event loop
+_REMOVED_TOGETHER = 64  # about what a batch of a client takes
+_T = TypeVar("_T")
 
 
 def is_on(index: int, it: StoredObject | StagedWrite) -> bool:
@@ -35,21 +37,27 @@ class DeviceClearing:
         self._remover = remover
 
     async def uris_on(self, index: int) -> list[str]:
-        """The uris of all objects and staged writes that are found and have a chunk on the device."""
+        """The uris of all objects that are found, and of staged writes, with a chunk on the device."""
         cache = self._store.cache
         found = [staged.uri for staged in cache.staged_writes() if is_on(index, staged)]
-        for number, stored in enumerate(cache.objects(), 1):
-            if is_on(index, stored):
-                found.append(stored.uri)
-            if number % _LOOKED_AT_TOGETHER == 0:
-                await trio.lowlevel.checkpoint()
-        return list(dict.fromkeys(found))
+        for uris in _slices(cache.uris(), _LOOKED_AT_TOGETHER):
+            found += [uri for uri in uris if (stored := cache.peek(uri)) and is_on(index, stored)]
+            await trio.lowlevel.checkpoint()
+        return found
+
+    async def withheld_on(self, index: int) -> list[StoredObject]:
+        """What is withheld and has a chunk on the device."""
+        found: list[StoredObject] = []
+        for some in _slices(self._store.cache.withheld(), _LOOKED_AT_TOGETHER):
+            found += [stored for stored in some if is_on(index, stored)]
+            await trio.lowlevel.checkpoint()
+        return found
 
     async def withhold_all(self, index: int) -> None:
         """Withhold every object with a chunk on the device, and drop every staged write."""
         locks = self._store.locks
         busy: list[str] = []
-        for uris in _batches(await self.uris_on(index), _LOOKED_AT_TOGETHER):
+        for uris in _slices(await self.uris_on(index), _LOOKED_AT_TOGETHER):
             for uri in uris:
                 if locks.is_free(uri):
                     self._withhold(index, uri)
@@ -59,6 +67,17 @@ class DeviceClearing:
         for uri in busy:
             async with locks.hold(uri):
                 self._withhold(index, uri)
+
+    async def give_back(self, is_readable: Callable[[StoredObject], bool]) -> list[StoredObject]:
+        """Let everybody find again what is withheld and readable; returns what that is."""
+        cache = self._store.cache
+        returned: list[StoredObject] = []
+        for some in _slices(cache.withheld(), _LOOKED_AT_TOGETHER):
+            # Meanwhile somebody may have deleted or replaced one.
+            still = [stored for stored in some if cache.owner(stored.uri) is stored and is_readable(stored)]
+            returned += [cache.give_back(stored.uri) for stored in still]
+            await trio.lowlevel.checkpoint()
+        return returned
 
     async def evict(self, index: int, uris: Sequence[str]) -> int:
         """Evict those of these objects that may be and have a chunk on the device; returns how many.
@@ -71,13 +90,9 @@ class DeviceClearing:
             return is_on(index, stored) and stored.state in EVICTABLE and not stored.pinned
 
         evicted = 0
-        for batch in _batches(uris, _REMOVED_TOGETHER):
+        for batch in _slices(uris, _REMOVED_TOGETHER):
             evicted += len(await self._remover.drop(batch, may_leave))
         return evicted
-
-    def withheld_on(self, index: int) -> list[str]:
-        """The uris of what is withheld and has a chunk on the device."""
-        return [stored.uri for stored in self._store.cache.withheld() if is_on(index, stored)]
 
     def _withhold(self, index: int, uri: str) -> None:
         """The same for one uri, on which nobody works just now."""
@@ -85,8 +100,8 @@ class DeviceClearing:
         stored = store.cache.get(uri)
         if stored is not None and is_on(index, stored):
             store.cache.withhold(uri)
-        for staged in store.cache.staged_writes():
-            if staged.uri != uri or not is_on(index, staged):
+        for staged in store.cache.writes_of(uri):
+            if not is_on(index, staged):
                 continue
             if staged.connection_id is None:
                 staged.overtaken = True  # who fetches it drops it then
@@ -94,5 +109,5 @@ class DeviceClearing:
                 store.cache.discard(staged, store.clock(), store.times.stage_expiry_s)
 
 
-def _batches(uris: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    return (uris[start : start + size] for start in range(0, len(uris), size))
+def _slices(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

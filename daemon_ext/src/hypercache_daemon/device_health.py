@@ -2,8 +2,8 @@
 
 Rules:
 1. A device fails by an error of the daemon's own I/O on it, or where a look at its first and last page every
-   few seconds finds it gone, silent, cut off or another one. It stays out of use, over restarts too, until
-   the operator says so (SIGHUP) and it is found in order.
+   few seconds finds it gone, silent, cut off or another one; one that a start does without counts as failed.
+   It stays out of use, over restarts too, until the operator says so (SIGHUP) and it is found in order.
 2. What has a chunk on a failed device is withheld: nobody finds it. What may be evicted is, since its other
    chunks take up room; what no backend has, or is pinned, waits to be given back with the device.
 3. Staged writes with a chunk on a failed device are dropped: their commit is refused, and they begin anew.
@@ -255,17 +255,11 @@ class DeviceHealth:
             device.failure = None
             self._apply(device)
             self._note_failures()
-            self._give_back(device)
-
-    def _give_back(self, device: _Device) -> None:
-        """Let everybody find what waited for a device and lies on no other one that failed."""
-        cache = self._store.cache
-        readable = [stored for stored in cache.withheld() if not self._is_unreadable(stored)]
-        for stored in readable:
-            cache.give_back(stored.uri)
+            returned = await self._clearing.give_back(lambda stored: not self._is_unreadable(stored))
+        for stored in returned:
             if stored.state in DIRTY:
                 self._flusher.submit(stored.uri)
-        log.info("%s is in order again, and %d objects that waited for it", device.path, len(readable))
+        log.info("%s is in order again, and %d objects that waited for it", device.path, len(returned))
 
     # -- what has to leave -----------------------------------------------------------------------------
 
@@ -290,9 +284,9 @@ class DeviceHealth:
     async def _leave_failed(self, device: _Device) -> None:
         clearing, index = self._clearing, device.index
         await clearing.withhold_all(index)
-        evicted = await clearing.evict(index, clearing.withheld_on(index))
+        evicted = await clearing.evict(index, [stored.uri for stored in await clearing.withheld_on(index)])
         device.unsettled = False
-        waiting = clearing.withheld_on(index)
+        waiting = [stored.uri for stored in await clearing.withheld_on(index)]
         log.warning(
             "%d objects with a chunk on %s were evicted, and %d wait for it, since no backend has them or "
             "they are pinned%s",

@@ -118,6 +118,10 @@ class Cache:
         """All of them, the daemon's own too, oldest first."""
         return list(self._staged.values())
 
+    def writes_of(self, uri: str) -> list[StagedWrite]:
+        """What is staged under a uri, by clients and by the daemon itself."""
+        return [*self._staged_by_uri.get(uri, ()), *self._own_by_uri.get(uri, ())]
+
     @property
     def has_staged_writes(self) -> bool:
         """Whether clients have writes that are not committed."""
