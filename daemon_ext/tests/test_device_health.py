@@ -466,6 +466,33 @@ async def test_a_device_answers_for_its_own_faults_alone(
         assert (daemon.parts.health.report()[FIRST]["failure"] is not None) is fault
 
 
+@pytest.mark.usefixtures("_probes")
+async def test_a_doubt_is_told_once_and_again_when_it_comes_again(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    really, failing, looks = device_health.check, [True], [0]
+
+    def sometimes(member: Any) -> None:
+        looks[0] += 1
+        if failing[0]:
+            raise PermissionError(13, "Permission denied")
+        really(member)
+
+    async def looked_at(times: int) -> None:
+        until = looks[0] + times
+        await eventually(lambda: looks[0] > until)
+
+    monkeypatch.setattr(device_health, "check", sometimes)
+    async with running(short_dir):
+        for _ in range(2):
+            failing[0] = True
+            await looked_at(10)
+            failing[0] = False
+            await looked_at(10)
+    told = [record.message for record in caplog.records if "cannot be told" in record.message]
+    assert len(told) == 2 * 2, "for each device, each time"
+
+
 # -- back again ----------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,8 @@ class _Device:
     member: Member | None
     """None where the daemon was started without it."""
     failure: str | None = None
+    doubt: str | None = None
+    """Why it could not be told whether it is in order; said once."""
     draining: bool = False
     unsettled: bool = True
     """Whether there may be something on it that ought not to be there."""
@@ -154,7 +156,9 @@ class DeviceHealth:
             await trio.sleep(_PROBE_EVERY_S)
             if device.failure is None:
                 error = await self._look_at(device)
-                if error is not None:
+                if error is None:
+                    device.doubt = None
+                else:
                     self._judge(device, error)
 
     async def _look_at(self, device: _Device) -> Exception | None:
@@ -175,10 +179,12 @@ class DeviceHealth:
     def _judge(self, device: _Device, error: Exception) -> None:
         if device.failure is not None:
             return
-        if not is_its_fault(error):
-            log.warning("whether %s is in order cannot be told: %s", device.path, error)
-            return
         problem = in_short(error)
+        if not is_its_fault(error):
+            if problem != device.doubt:
+                log.warning("whether %s is in order cannot be told: %s", device.path, problem)
+            device.doubt = problem
+            return
         log.error(
             "THE DEVICE %s FAILED: %s. Nothing new is put on it, and what has a chunk on it is a miss. The "
             "others go on. Once it is in order again, send SIGHUP to the daemon (process %d) to put it back",
