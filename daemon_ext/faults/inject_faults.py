@@ -1,7 +1,7 @@
 """Injects faults into a real hypercached while clients work, and counts what they lost.
 
     make faults [SECONDS=60]
-    python daemon_ext/faults/run.py [--seconds 60] [--seed 1]
+    python daemon_ext/faults/inject_faults.py [--seconds 60] [--seed 1]
 
 Faults take turns until the time is up, and each is injected at least once. No commit that was acknowledged
 may be lost, and no reader that verifies checksums may take wrong bytes for right ones: the exit status is 1
@@ -51,7 +51,11 @@ def inject(faults: Sequence[Fault], seconds: float, seed: int) -> dict[Fault, tu
         for fault in cycle(faults):
             if times[fault] and time.monotonic() > end:
                 break
-            fault.inject(scenes[fault])
+            try:
+                fault.inject(scenes[fault])
+            except BaseException:
+                print(f"{fault.title}: broke off. The daemon's log ends so:\n{scenes[fault].log_tail()}")
+                raise
             times[fault] += 1
         return {fault: (scenes[fault], times[fault]) for fault in faults}
 

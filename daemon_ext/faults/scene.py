@@ -50,6 +50,10 @@ class Scene:
         """End the daemon."""
         self._forks.close()
 
+    def log_tail(self) -> str:
+        """The end of what all its daemons printed."""
+        return (self.folder / "log").read_text()[-2000:]
+
     @contextmanager
     def clients_at_work(
         self, daemon: ForkedDaemon, ledgers: Sequence[Ledger] | None = None

@@ -80,6 +80,21 @@ def test_a_loss_and_a_wrong_byte_are_counted_and_fail(
     assert ("hypercache://0/1" in output) == bool(status)
 
 
+def test_where_a_fault_breaks_off_the_daemons_log_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_off(scene: Scene) -> None:
+        scene.start().connect().close()
+        raise AssertionError("what was waited for did not happen")
+
+    monkeypatch.setattr(inject_faults, "FAULTS", (Fault("a trick", break_off),))
+    with pytest.raises(AssertionError, match="what was waited for"):
+        inject_faults.main(["--seconds", "0"])
+    output = capsys.readouterr().out
+    assert "a trick: broke off" in output
+    assert "ready: serving" in output
+
+
 def test_what_was_to_be_flushed_and_is_not_in_the_backend_counts() -> None:
     def change(scene: Scene) -> None:
         daemon = scene.start()
