@@ -317,7 +317,7 @@ def test_kills_at_random_moments_of_many_writers_lose_nothing_and_give_no_wrong_
     (short_dir / "backend").mkdir()
     more = ("--stage-expiry-s", "0.2", "--quarantine-s", "0.05", "--backend", str(short_dir / "backend"))
     commits = 0
-    for _ in range(12):
+    for _ in range(4):  # `make faults` goes on for longer
         daemon = forks.start(short_dir, arguments(short_dir, *more))
         daemon.connect().close()
         writers = [
@@ -335,7 +335,7 @@ def test_kills_at_random_moments_of_many_writers_lose_nothing_and_give_no_wrong_
             commits += sum(check_contents(client, ledger) for ledger in ledgers)
             assert checked_status(client)["objects_by_state"]["STAGED"] == 0
         again.kill()
-    assert commits > 50
+    assert commits > 16
 
 
 def wait_until(holds: Callable[[], bool], at_least_s: float) -> None:
