@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ SIZES = (1, 5000, 1 << 18)
 LARGE_BYTES = CHUNK + 5
 """Two chunks. Only one uri of each client may be so large, so that nothing has to leave for space."""
 TIERS = ("nvme", "ram")
+WITHOUT_DEVICE_S = 0.2
+"""What a client waits that could not write, so that its staged writes don't fill the pool."""
 REFUSALS = ("UNAVAILABLE", "STALE_STAGE")
 """What a daemon may answer that cannot write, or that stood still until a staged write expired."""
 
@@ -130,7 +133,8 @@ class RandomClient:
             return
         try:
             write_layout(staged["chunk_layout"], data)
-        except FileNotFoundError:  # the device is gone
+        except FileNotFoundError:  # the device is gone: what is staged there stays until it expires
+            time.sleep(WITHOUT_DEVICE_S)
             return
         sums = [zlib.crc32(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
         with self.ledger.unsure(uri, content):
@@ -178,5 +182,5 @@ def at_work(daemon: ForkedDaemon, ledgers: Sequence[Ledger], seed: float) -> Ite
             yield
         finally:
             stop.set()
-    for each in working:
-        each.result()
+            for each in working:
+                each.result()  # what a client met says more than what was waited for meanwhile
