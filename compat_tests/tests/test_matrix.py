@@ -13,7 +13,7 @@ import hypercache_connector.client
 from hypercache_compat import matrix
 from hypercache_compat.grease import FEATURE, FIELDS, VERSION, Greased
 from hypercache_compat.matrix import Cell
-from hypercache_compat.matrix_cells import DAEMONS, GREASED, Meeting, Seen, Verdict, less, meeting
+from hypercache_compat.matrix_cells import DAEMONS, GREASED, WHOLE, Meeting, Seen, Verdict, less, meeting
 from hypercache_compat.matrix_clients import (
     CONNECTOR_BEHAVIOURS,
     OLD_BEHAVIOURS,
@@ -25,13 +25,13 @@ from hypercache_compat.old_clients import OLD_CLIENT_VERSIONS
 from hypercache_compat.relay import FROM_CLIENT, FROM_DAEMON, relaying
 from hypercache_compat.scenario_process import ScenarioProcess
 from hypercache_connector.outcomes import ThrottledLog, logger
-from hypercache_protocol.versions import RELEASED, WIRE_1_0, WIRE_1_1, WIRE_2_0
+from hypercache_protocol.versions import LATEST, RELEASED, WIRE_1_1, WIRE_2_0
 
 pytestmark = pytest.mark.timeout(600)
 
 OLD = [f"hypercache-io {version}" for version in OLD_CLIENT_VERSIONS]
 CONNECTORS = [f"connector, wire {version}" for version in RELEASED]
-SEALING = "connector, wire 2.0, sealing"
+SEALING = f"connector, wire {LATEST}, sealing"
 BEHAVIOURS = {
     **dict.fromkeys(OLD, OLD_BEHAVIOURS),
     **dict.fromkeys(CONNECTORS, CONNECTOR_BEHAVIOURS),
@@ -71,12 +71,13 @@ def test_a_released_client_finds_nothing_missing_anywhere(
         assert set(words(cells[client, daemon]).values()) == {"works"}
 
 
-WHOLE = dict.fromkeys(CONNECTOR_BEHAVIOURS, "works")
+ALL_WORKS = dict.fromkeys(CONNECTOR_BEHAVIOURS, "works")
 WITHOUT_1_1 = {
     "ping, status and devices": "works",
     "store, look up and load": "degrades",
     "200 keys at once": "degrades",
     "store another size under a key": "degrades",
+    "what is stored is not written again": "degrades",
     "delete": "works",
     "a block without checksums is a miss": "works",
     "a damaged block is a miss, and is healed": "degrades",
@@ -90,17 +91,17 @@ WITHOUT_1_1 = {
 def test_the_connector_speaks_the_best_of_both_and_needs_1_1(
     cells: dict[tuple[str, str], Cell], wire: tuple[int, int], daemon: str
 ) -> None:
-    held_to = {"daemon held to 1.0": WIRE_1_0, "daemon held to 1.1": WIRE_1_1}.get(daemon, WIRE_2_0)
+    held_to = DAEMONS.get(daemon, LATEST)
     cell = cells[f"connector, wire {wire}", daemon]
     best = min(wire, held_to)
     assert cell.wire == str(best)
-    assert words(cell) == (WHOLE if best >= WIRE_1_1 else WITHOUT_1_1)
+    assert words(cell) == (ALL_WORKS if best >= WIRE_1_1 else WITHOUT_1_1)
 
 
 @pytest.mark.parametrize("daemon", COLUMNS)
 def test_a_connector_that_seals_works_everywhere(cells: dict[tuple[str, str], Cell], daemon: str) -> None:
     cell = cells[SEALING, daemon]
-    assert cell.wire == {"daemon held to 1.0": "1.0", "daemon held to 1.1": "1.1"}.get(daemon, "2.0")
+    assert cell.wire == str(DAEMONS.get(daemon, LATEST))
     assert set(words(cell).values()) == {"works"}
 
 
@@ -126,7 +127,7 @@ def changed(held: Meeting, change: Callable[[bytes], bytes]) -> Iterator[Meeting
 
 @pytest.fixture(scope="module")
 def whole() -> Iterator[Meeting]:
-    with meeting("daemon, wire 2.0") as held:
+    with meeting(WHOLE) as held:
         yield held
 
 

@@ -29,7 +29,7 @@ from hypercache_connector.completions import Completion
 from hypercache_protocol import (
     NEED_DATA,
     WIRE_1_1,
-    WIRE_2_0,
+    WIRE_2_1,
     ErrorCode,
     RequestReceived,
     RequestRejected,
@@ -62,6 +62,7 @@ from hypercache_protocol.messages import (
     ErrorReply,
     Evict,
     EvictedReply,
+    GetWriteStatus,
     HitReply,
     Locate,
     MissReply,
@@ -71,7 +72,10 @@ from hypercache_protocol.messages import (
     Request,
     StagedReply,
     StageWrite,
+    WriteStatusReply,
 )
+from hypercache_protocol.negotiation import choose, spoken
+from hypercache_protocol.versions import features_of
 
 DEADLINE_S = 30.0
 FEATURES = ("chunk_checksums", "generation", "local_only", "stage_id", "sync_status")
@@ -217,10 +221,21 @@ class ScriptedDaemon:
 
     def _answered(self, request: Request) -> Reply:
         if isinstance(request, BatchRequest):
-            singles = singles_of(request)
-            replies = [self.change(single, self._reply(single)) for single in singles]
+            unless_stored = isinstance(request, StageMany) and request.unless_stored
+            replies: list[Reply] = [
+                self.objects[single.uri]  # what need not be staged
+                if unless_stored and self._is_stored(single)
+                else self.change(single, self._reply(single))
+                for single in singles_of(request)
+            ]
             return self.change_batch(request, together(request, replies))
         return self.change(request, self._reply(request))
+
+    def _is_stored(self, wanted: StageWrite) -> bool:
+        hit = self.objects.get(wanted.uri)
+        if hit is None or hit.object_size != wanted.size_bytes or hit.sync_status is SyncStatus.STAGED:
+            return False
+        return all(chunk.checksum is not None for chunk in hit.chunk_layout)
 
     def _reply(self, request: Request) -> Reply:
         match request:
@@ -230,15 +245,19 @@ class ScriptedDaemon:
                 )
             case Hello():
                 return HelloReply(
-                    version="2.0",
-                    versions=("1.0", "1.1", "2.0"),
-                    features=(*(self.features or ()), "frames", "batches"),
+                    version=str(choose(request.versions, self.wire)),
+                    versions=spoken(self.wire),
+                    features=(*(self.features or ()), *sorted(_framed_features(self.wire))),
                     limits=self.limits,
                     devices=(),
                     instance_id=self.instance_id,
                 )
             case Locate():
                 return self.objects.get(request.uri, MissReply())
+            case GetWriteStatus():
+                if request.uri in self.staged and request.uri not in self.objects:
+                    return WriteStatusReply(sync_status=SyncStatus.STAGED, sync_progress_percent=0.0)
+                return WriteStatusReply(sync_status=SyncStatus.COMMITTED, sync_progress_percent=100.0)
             case Evict():
                 return EvictedReply() if self.objects.pop(request.uri, None) else MissReply()
             case StageWrite():
@@ -384,6 +403,10 @@ class FrameRelay:
             del unread[: 4 + size]
 
 
+def _framed_features(wire: WireVersion) -> frozenset[str]:
+    return features_of(wire) - features_of(WIRE_1_1)
+
+
 def singles_of(request: BatchRequest) -> list[Request]:
     """What the batch would have been on wire 1."""
     uris = request.uris()
@@ -434,9 +457,16 @@ def together(request: BatchRequest, replies: Sequence[Any]) -> Reply:
         case EvictMany():
             return EvictedMany(done=bits, errors=errors)
         case StageMany():
-            stage_ids = tuple(reply.stage_id for reply in done)
-            layouts = pack_layouts([layout_of(reply) for reply in done])
-            return StagedMany(done=bits, stage_ids=stage_ids, layouts=layouts, errors=errors)
+            staged = [reply for reply in replies if isinstance(reply, StagedReply)]
+            return StagedMany(
+                done=packed_bits([isinstance(reply, StagedReply) for reply in replies]),
+                stage_ids=tuple(reply.stage_id for reply in staged),
+                layouts=pack_layouts([layout_of(reply) for reply in staged]),
+                errors=errors,
+                stored=packed_bits([isinstance(reply, HitReply) for reply in replies])
+                if request.unless_stored
+                else None,
+            )
         case _:
             return CommittedMany(
                 done=bits,
@@ -535,7 +565,7 @@ def scripted(folder: Path) -> Iterator[ScriptedDaemon]:
 @pytest.fixture
 def scripted2(folder: Path) -> Iterator[ScriptedDaemon]:
     """A scripted daemon of wire 2 that behaves well until told otherwise."""
-    daemon = ScriptedDaemon(folder, wire=WIRE_2_0)
+    daemon = ScriptedDaemon(folder, wire=WIRE_2_1)
     yield daemon
     daemon.thaw()
     daemon.stop()

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hypercache_connector import Client, DaemonUnavailable
 from hypercache_connector.keys import UriMapping
 from hypercache_connector.outcomes import Outcome
-from hypercache_protocol import WIRE_1_0, WIRE_1_1, WIRE_2_0, ErrorCode, SyncStatus, WireVersion
+from hypercache_protocol import WIRE_1_0, WIRE_1_1, WIRE_2_0, WIRE_2_1, ErrorCode, SyncStatus, WireVersion
 from hypercache_protocol.batches import (
     CommitMany,
     CommittedMany,
@@ -89,9 +90,9 @@ ANSWERS: dict[str, Callable[[bytes], bytes | None]] = {
     "strange success": lambda _: b'{"status":"OK","hello":"world"}\n',
     "a pong": lambda _: b'{"status":"PONG"}\n',
     "half a hello": lambda _: b'{"status":"HELLO","version":"2.0"}\n',
-    "a hello of wire 3": lambda data: data.replace(b'"version":"2.0"', b'"version":"3.0"'),
-    "a hello of wire 1": lambda data: data.replace(b'"version":"2.0"', b'"version":"1.1"'),
-    "a hello of no wire": lambda data: data.replace(b'"version":"2.0"', b'"version":"two"'),
+    "a hello of wire 3": lambda data: data.replace(b'"version":"2.1"', b'"version":"3.0"'),
+    "a hello of wire 1": lambda data: data.replace(b'"version":"2.1"', b'"version":"1.1"'),
+    "a hello of no wire": lambda data: data.replace(b'"version":"2.1"', b'"version":"two"'),
     "no object": lambda _: b"[]\n",
     "no json": lambda _: b"\x00\xff\xfe!\n",
     "no line": lambda _: b"\x93\x01\x02",
@@ -122,13 +123,13 @@ def test_each_new_connection_asks_again_and_takes_up_an_upgrade_and_a_downgrade(
     scripted, make: MakeClient
 ) -> None:
     client = make(scripted.socket_path)
-    for wire in (WIRE_1_1, WIRE_2_0, WIRE_1_1, WIRE_2_0):
+    for wire in (WIRE_1_1, WIRE_2_0, WIRE_1_1, WIRE_2_1, WIRE_2_0):
         scripted.stop()
         scripted.wire = wire
         scripted.start()
         assert client.exchange(locates(2)) == [MissReply()] * 2
         assert client.wire == wire
-    assert scripted.counted()["locate_many"] == 2
+    assert scripted.counted()["locate_many"] == 3
     assert scripted.counted()["locate"] == 4
 
 
@@ -137,7 +138,7 @@ def test_a_kept_connection_says_hello_once_and_pings_never(scripted2, make: Make
     for _ in range(5):
         client.exchange(locates(2))
     assert scripted2.counted() == {"hello": 1, "locate_many": 5}
-    assert (client.instance_id, client.wire) == ("instance-1", WIRE_2_0)
+    assert (client.instance_id, client.wire) == ("instance-1", WIRE_2_1)
     assert {"batches", "chunk_checksums"} <= client.features
 
 
@@ -161,7 +162,7 @@ def test_a_client_pinned_to_wire_1_never_says_hello(scripted2, make: MakeClient,
     assert scripted2.counted() == {"ping": 1, "locate": 3}
 
 
-@pytest.mark.parametrize("wire", ["1.1", "2.0"])
+@pytest.mark.parametrize("wire", ["1.1", "2.0", "2.1"])
 def test_a_connector_pinned_to_a_wire_works_in_it(scripted2, connect, wire: str) -> None:
     driver = connect(scripted2.socket_path, wire=wire)
     data, back = bytearray(os.urandom(5000)), bytearray(5000)
@@ -169,7 +170,7 @@ def test_a_connector_pinned_to_a_wire_works_in_it(scripted2, connect, wire: str)
     assert driver.load(["k"], [back]) == [True]
     assert back == data
     asked = scripted2.counted()
-    assert (asked["hello"] > 0, asked["ping"] > 0) == (wire == "2.0", wire == "1.1")
+    assert (asked["hello"] > 0, asked["ping"] > 0) == (wire != "1.1", wire == "1.1")
 
 
 def test_a_connector_pinned_to_1_0_misses_and_fails_since_nothing_can_be_verified(scripted2, connect) -> None:
@@ -471,11 +472,14 @@ def test_a_batch_that_is_refused_as_a_whole_is_that_refusal_for_each(
 @pytest.mark.parametrize("step", [StageWrite, CommitWrite])
 def test_one_key_that_is_refused_fails_alone(scripted2, connect, step: type[Request]) -> None:
     bad = MAPPING.uri("bad")
-    scripted2.change = lambda request, reply: (
-        ErrorReply(error_message="no", error_code=ErrorCode.NO_SPACE)
-        if isinstance(request, step) and request.uri == bad
-        else reply
-    )
+
+    def refuse_one(request: Request, reply: Reply) -> Reply:
+        if not (isinstance(request, step) and request.uri == bad):
+            return reply
+        scripted2.objects.pop(bad, None)
+        return ErrorReply(error_message="no", error_code=ErrorCode.NO_SPACE)
+
+    scripted2.change = refuse_one
     keys = ["a", "bad", "b"]
     driver = connect(scripted2.socket_path, store_threads=1)
     assert not driver.store(keys, [bytearray(10)] * 3).ok
@@ -579,3 +583,116 @@ def test_replies_out_of_order_reach_the_request_that_asked(folder: Path, make: M
         assert [reply.object_size for reply in replies if isinstance(reply, HitReply)] == [2, 3, 4]
         client.close()
         thread.join(DEADLINE_S)
+
+
+# -- staging what is not stored (wire 2.1) ----------------------------------------------------------------
+
+
+def stored_twice(scripted: Any, connect: Any) -> Any:
+    """A driver that has stored a and b, and a daemon that counts from then on."""
+    driver = connect(scripted.socket_path)
+    assert driver.store(["a", "b"], [bytes(10), bytes(20)]).ok
+    scripted.requests.clear()
+    return driver
+
+
+def test_a_daemon_of_2_1_looks_for_what_is_stored_when_it_stages(scripted2, connect) -> None:
+    driver = stored_twice(scripted2, connect)
+    assert driver.store(["a", "c", "b"], [bytes(10), bytes(30), b"x" * 21]).ok
+    (staged, committed) = scripted2.requests
+    assert isinstance(staged, StageMany)
+    assert staged.unless_stored
+    assert isinstance(committed, CommitMany)
+    assert committed.uris() == [MAPPING.uri("c"), MAPPING.uri("b")], "of another size is another object"
+    assert driver.connector.status()["stores"] == {"ok": 4, "already_stored": 1}
+    back = [bytearray(size) for size in (10, 21, 30)]
+    assert driver.load(["a", "b", "c"], back) == [True] * 3
+    assert bytes(back[1]) == b"x" * 21
+
+
+def test_one_key_that_is_stored_costs_one_exchange_and_one_that_is_not_two(scripted2, connect) -> None:
+    driver = stored_twice(scripted2, connect)
+    assert driver.store(["a"], [bytes(10)]).ok
+    assert scripted2.counted() == {"stage_many": 1}
+    assert driver.store(["new"], [bytes(10)]).ok
+    assert scripted2.counted() == {"stage_many": 2, "commit_write": 1}
+
+
+def test_overwrite_asks_for_nothing_to_be_spared(scripted2, connect) -> None:
+    driver = connect(scripted2.socket_path, overwrite=True)
+    for data in (bytes(10), b"y" * 10):
+        assert driver.store(["a", "b"], [data, data]).ok
+    assert all(not request.unless_stored for request in scripted2.requests if isinstance(request, StageMany))
+    back = bytearray(10)
+    assert driver.load(["a"], [back]) == [True]
+    assert back == b"y" * 10
+
+
+@pytest.mark.parametrize("wire", [WIRE_1_1, WIRE_2_0], ids=str)
+def test_a_daemon_before_2_1_is_asked_what_is_stored_before_anything_is_staged(
+    scripted, connect, wire: WireVersion
+) -> None:
+    scripted.stop()
+    scripted.wire = wire
+    scripted.start()
+    driver = stored_twice(scripted, connect)
+    assert driver.store(["a", "c"], [bytes(10), bytes(30)]).ok
+    asked = [request.action for request in scripted.requests]
+    assert asked == (
+        ["locate", "locate", "stage_write", "commit_write"]
+        if wire == WIRE_1_1
+        else ["locate_many", "stage_write", "commit_write"]
+    )
+
+
+def test_a_downgrade_between_two_stores_is_noticed_and_nothing_is_lost(scripted2, connect) -> None:
+    driver = stored_twice(scripted2, connect)
+    scripted2.stop()
+    scripted2.wire = WIRE_2_0
+    scripted2.start()
+    assert driver.store(["a", "c"], [bytes(10), bytes(30)]).ok
+    assert scripted2.counted() == {"hello": 1, "locate_many": 1, "stage_write": 1, "commit_write": 1}
+    assert driver.connector.status()["stores"] == {"ok": 3, "already_stored": 1}
+
+
+def _with(**changes: Any) -> Callable[[StagedMany], StagedMany]:
+    return lambda reply: reply.model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        _with(stored=None),
+        _with(stored=b"\x00"),
+        _with(stored=b"\x03"),
+        _with(stored=b"\x05"),
+        _with(stored=b"\x01\x00"),
+        _with(stored=b""),
+        _with(done=b"\x03"),
+        _with(errors=(ItemError(index=0, error_message="no"),)),
+    ],
+    ids=["not told", "nothing", "staged too", "beyond", "too long", "empty", "one too many", "refused too"],
+)
+def test_what_is_called_stored_is_believed_only_where_the_whole_reply_fits(
+    scripted2, connect, wrong: Callable[[StagedMany], StagedMany]
+) -> None:
+    driver = stored_twice(scripted2, connect)
+    scripted2.change_batch = lambda request, reply: wrong(reply) if isinstance(reply, StagedMany) else reply
+    assert not driver.store(["a", "c"], [bytes(10), bytes(30)]).ok
+    assert driver.count("stores", "daemon_garbled") == 2
+    assert MAPPING.uri("c") not in scripted2.objects
+
+
+@pytest.mark.parametrize("stored", [b"\x01", b"\x00"])
+def test_a_refusal_beside_what_is_stored_is_that_key_s_own(scripted2, connect, stored: bytes) -> None:
+    driver = stored_twice(scripted2, connect)
+    scripted2.change = lambda request, reply: (
+        ErrorReply(error_message="full", error_code=ErrorCode.NO_SPACE)
+        if isinstance(request, StageWrite) and request.uri == MAPPING.uri("c")
+        else reply
+    )
+    sizes = [10 if stored == b"\x01" else 11, 30]
+    assert not driver.store(["a", "c"], [bytes(size) for size in sizes]).ok
+    good = "already_stored" if stored == b"\x01" else "ok"
+    assert driver.count("stores", "no_space") == 1
+    assert driver.count("stores", good) == (1 if good == "already_stored" else 3)

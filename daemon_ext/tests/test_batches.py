@@ -177,6 +177,61 @@ async def test_batches_of_nothing_are_answered(short_dir: Path) -> None:
         assert (await client.ask("evict_many", suffixes=[]))["done"] == b""
 
 
+# -- staging what is not stored (wire 2.1) -------------------------------------------------------------
+
+
+async def test_unless_stored_stages_all_but_what_is_committed_with_checksums_in_that_size(
+    short_dir: Path,
+) -> None:
+    async with running(short_dir) as daemon:
+        client, old = await framed(daemon), await daemon.connect()
+        commit = {"chunk_checksums": sums_of(b"12345"), "local_only": True}
+        await old.store("whole", b"12345", commit=commit)
+        await old.store("other size", b"12345", commit=commit)
+        await old.store("plain", b"12345", commit={})
+        await old.store("empty", b"", commit={"chunk_checksums": [], "local_only": True})
+        await old.stage("staged", b"12345")
+        uris, sizes = ["whole", "other size", "plain", "empty", "staged", "absent", ""], [5, 4, 5, 0, 5, 5, 5]
+        staged = await client.ask("stage_many", suffixes=uris, sizes=sizes, unless_stored=True)
+        assert bits(staged["stored"], 7) == [True, False, False, True, False, False, False]
+        assert bits(staged["done"], 7) == [False, True, True, False, True, True, False]
+        assert codes(staged) == {6: "BAD_REQUEST"}
+        assert len(staged["stage_ids"]) == 4
+        assert [layout["object_size"] for layout in layouts_of(staged["layouts"])] == [4, 5, 5, 5]
+        assert await client.fetch("whole") == b"12345"
+
+
+async def test_without_unless_stored_all_is_staged_and_nothing_is_said_of_it(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        client = await framed(daemon)
+        data = b"12345"
+        await client.store({"a": data}, local_only=True, **summed(data))
+        for fields in ({}, {"unless_stored": False}, {"unless_stored": None}):
+            staged = await client.ask("stage_many", suffixes=["a"], sizes=[5], **fields)
+            assert bits(staged["done"], 1) == [True]
+            assert "stored" not in staged
+
+
+async def test_what_need_not_be_stored_again_counts_as_used(short_dir: Path) -> None:
+    async with running(short_dir, eviction="lru", pool_size=8 * CHUNK, devices=1) as daemon:
+        client = await framed(daemon)
+        await client.store({"old": b"1" * CHUNK}, local_only=True, **summed(b"1" * CHUNK))
+        await client.store({"newer": b"2" * CHUNK}, local_only=True, **summed(b"2" * CHUNK))
+        await client.ask("stage_many", suffixes=["old"], sizes=[CHUNK], unless_stored=True)
+        policy = next(pool.policy for pool in daemon.parts.store.cache.pools.values() if pool.used_bytes)
+        assert next(iter(policy.victims())) == "newer"
+
+
+async def test_a_daemon_held_to_2_0_does_not_know_unless_stored_and_stages_all(short_dir: Path) -> None:
+    async with running(short_dir, wire="2.0") as daemon:
+        client = await framed(daemon)
+        assert "unless_stored" not in client.hello["features"]
+        await client.store({"a": b"12345"}, local_only=True, **summed(b"12345"))
+        staged = await client.ask("stage_many", suffixes=["a"], sizes=[5], unless_stored=True)
+        assert bits(staged["done"], 1) == [True]
+        assert "stored" not in staged
+
+
 # -- one uri that fails --------------------------------------------------------------------------------
 
 

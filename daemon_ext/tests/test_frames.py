@@ -81,7 +81,7 @@ async def test_a_hello_is_told_what_the_daemon_speaks_takes_and_does_not_know(sh
         assert (reply["status"], reply["version"], reply["versions"]) == (
             "HELLO",
             "2.0",
-            ["1.0", "1.1", "2.0"],
+            ["1.0", "1.1", "2.0", "2.1"],
         )
         assert reply["unknown"] == ["9.9", "telepathy"]
         for name in ("instance_id", "daemon", "features"):
@@ -96,9 +96,14 @@ async def test_a_hello_for_a_version_that_does_not_exist_yet_gets_the_best_that_
     short_dir: Path,
 ) -> None:
     async with running(short_dir) as daemon:
-        for versions in (["3.0"], ["2.7"], ["9.0", "nonsense", "2.0"]):
+        for versions, chosen in (
+            (["3.0"], "2.1"),
+            (["2.7"], "2.1"),
+            (["2.0", "2.7"], "2.0"),
+            (["9.0", "nonsense", "2.0"], "2.0"),
+        ):
             reply = await (await daemon.connect()).ask("hello", versions=versions)
-            assert reply["version"] == "2.0"
+            assert reply["version"] == chosen
 
 
 async def test_a_hello_for_wire_1_leaves_the_connection_on_lines(short_dir: Path) -> None:

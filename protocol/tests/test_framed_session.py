@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypercache_protocol import (
-    WIRE_2_0,
     ConnectionClosed,
     ErrorCode,
     Limits,
@@ -46,6 +45,7 @@ from hypercache_protocol.testing import (
     unknown_fields,
     whole,
 )
+from hypercache_protocol.versions import LATEST
 
 LOCATE = Locate(uri="a")
 CUTS = st.just(whole) | st.just(byte_by_byte) | st.lists(st.integers(0, 1 << 16)).map(cut_at)
@@ -120,14 +120,14 @@ ODD_FRAMES = st.sampled_from(
 def test_a_daemon_makes_the_same_events_however_the_frames_were_cut(
     parts: list[tuple[int, Request] | bytes], tail: bytes, cut: Cut
 ) -> None:
-    data = b"".join(part if isinstance(part, bytes) else encode_request(*part, WIRE_2_0) for part in parts)
+    data = b"".join(part if isinstance(part, bytes) else encode_request(*part, LATEST) for part in parts)
     expected = events(framed_daemon(), data + tail, whole)
     assert events(framed_daemon(), data + tail, cut) == expected
 
 
 def test_a_single_frame_cut_at_every_place_is_the_same_frame() -> None:
     many = LocateMany(prefix="hypercache://", suffixes=("a", "b"), layouts=True)
-    data = encode_request(2, many, WIRE_2_0) + encode_request(3, Ping(), WIRE_2_0)
+    data = encode_request(2, many, LATEST) + encode_request(3, Ping(), LATEST)
     expected = [RequestReceived(2, many), RequestReceived(3, Ping())]
     for at in range(len(data) + 1):
         assert events(framed_daemon(), data, cut_at([at])) == expected
@@ -137,8 +137,8 @@ def test_a_single_frame_cut_at_every_place_is_the_same_frame() -> None:
 def test_an_id_may_be_used_again_once_it_is_answered() -> None:
     daemon = framed_daemon()
     for _ in range(2):
-        assert events(daemon, encode_request(MAX_ID, LOCATE, WIRE_2_0)) == [RequestReceived(MAX_ID, LOCATE)]
-        assert daemon.send_reply(MAX_ID, MissReply()) == encode_reply(MAX_ID, MissReply(), WIRE_2_0)
+        assert events(daemon, encode_request(MAX_ID, LOCATE, LATEST)) == [RequestReceived(MAX_ID, LOCATE)]
+        assert daemon.send_reply(MAX_ID, MissReply()) == encode_reply(MAX_ID, MissReply(), LATEST)
     assert daemon.pending == 0
 
 
@@ -146,10 +146,10 @@ def test_a_wrong_request_fails_alone_and_out_of_turn() -> None:
     daemon = framed_daemon()
     found = events(
         daemon,
-        encode_request(5, LOCATE, WIRE_2_0)
+        encode_request(5, LOCATE, LATEST)
         + frame(b"\x93\x06\xa3fly\x80")
         + frame(b"\x93\x07\xa6locate\x80")
-        + encode_request(8, Ping(), WIRE_2_0),
+        + encode_request(8, Ping(), LATEST),
     )
     first, second, third, last = found
     assert (first, last) == (RequestReceived(5, LOCATE), RequestReceived(8, Ping()))
@@ -172,7 +172,7 @@ def test_a_wrong_request_fails_alone_and_out_of_turn() -> None:
 def test_an_id_in_use_and_the_id_of_nobody_end_the_connection(request_id: int) -> None:
     daemon = framed_daemon()
     open_, rejected, closed = events(
-        daemon, encode_request(5, LOCATE, WIRE_2_0) + encode_request(request_id, Ping(), WIRE_2_0)
+        daemon, encode_request(5, LOCATE, LATEST) + encode_request(request_id, Ping(), LATEST)
     )
     assert open_ == RequestReceived(5, LOCATE)
     assert isinstance(rejected, RequestRejected)
@@ -183,7 +183,7 @@ def test_an_id_in_use_and_the_id_of_nobody_end_the_connection(request_id: int) -
     assert daemon.send_reply(5, MissReply())
     assert daemon.send_reply(0, rejected.reply)
     assert daemon.pending == 0
-    assert events(daemon, encode_request(6, Ping(), WIRE_2_0)) == [ConnectionClosed()]
+    assert events(daemon, encode_request(6, Ping(), LATEST)) == [ConnectionClosed()]
 
 
 def test_an_id_of_a_refused_request_is_in_use_until_that_is_answered() -> None:
@@ -233,7 +233,7 @@ def test_a_reply_that_was_given_up_is_dropped_and_counted_and_never_the_next_one
 
 @pytest.mark.parametrize(
     "data",
-    [encode_reply(99, MissReply(), WIRE_2_0), frame(b"\x93\x63\xa7NEWWORD\x81\xa1x\x01")],
+    [encode_reply(99, MissReply(), LATEST), frame(b"\x93\x63\xa7NEWWORD\x81\xa1x\x01")],
     ids=["a miss", "no known reply"],
 )
 def test_a_reply_to_no_request_is_dropped_whatever_it_is(data: bytes) -> None:
@@ -257,7 +257,7 @@ def test_a_reply_to_nobody_is_the_daemon_s_last_word() -> None:
     client = framed_pair().client
     client.send_request(LOCATE)
     reply = ErrorReply(error_message="too long", error_code=ErrorCode.TOO_LARGE)
-    client.receive_data(encode_reply(0, reply, WIRE_2_0) + encode_reply(2, MissReply(), WIRE_2_0))
+    client.receive_data(encode_reply(0, reply, LATEST) + encode_reply(2, MissReply(), LATEST))
     with pytest.raises(RemoteProtocolError, match=r"^the daemon ends the connection: too long$"):
         client.next_event()
     assert client.next_event() == ConnectionClosed()
@@ -266,7 +266,7 @@ def test_a_reply_to_nobody_is_the_daemon_s_last_word() -> None:
 
 def test_long_last_words_are_cut() -> None:
     client = framed_pair().client
-    client.receive_data(encode_reply(0, ErrorReply(error_message="x" * 100_000), WIRE_2_0))
+    client.receive_data(encode_reply(0, ErrorReply(error_message="x" * 100_000), LATEST))
     with pytest.raises(RemoteProtocolError) as caught:
         client.next_event()
     assert len(str(caught.value)) == 500
@@ -286,7 +286,7 @@ def test_a_client_gives_the_connection_up_over_a_wrong_reply(data: bytes) -> Non
     client = framed_pair(limits=SMALL).client
     client.send_request(LOCATE)
     client.send_request(LOCATE)
-    client.receive_data(data + encode_reply(3, MissReply(), WIRE_2_0))
+    client.receive_data(data + encode_reply(3, MissReply(), LATEST))
     with pytest.raises(RemoteProtocolError):
         client.next_event()
     assert client.next_event() == ConnectionClosed()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypercache_protocol import WIRE_1_1, WIRE_2_0
+from hypercache_protocol import WIRE_1_1
 from hypercache_protocol.actions import actions_in_frames
 from hypercache_protocol.batches import BATCH_REPLIES, Hello, LocatedMany, LocateMany
 from hypercache_protocol.codecs.msgpack_frames import (
@@ -32,6 +32,7 @@ from hypercache_protocol.messages import (
     StatusReply,
 )
 from hypercache_protocol.testing import Cut, byte_by_byte, cut_at, exchanges, messages_of, whole
+from hypercache_protocol.versions import LATEST
 
 IDS = st.integers(1, MAX_ID)
 FRAMED = [*REPLIES, *BATCH_REPLIES]
@@ -58,45 +59,45 @@ def test_every_request_comes_back_as_it_went(
     model: type[Request], data: st.DataObject, request_id: int
 ) -> None:
     request = data.draw(messages_of(model))
-    seen_id, word, fields = decode_envelope(body_of(encode_request(request_id, request, WIRE_2_0)))
+    seen_id, word, fields = decode_envelope(body_of(encode_request(request_id, request, LATEST)))
     assert (seen_id, word) == (request_id, request.action)
-    assert decode_request(word, fields, WIRE_2_0) == (request, 0)
+    assert decode_request(word, fields, LATEST) == (request, 0)
 
 
 @given(exchanges(framed=True), IDS)
 def test_every_reply_comes_back_as_it_went(exchange: tuple[Request, Reply], request_id: int) -> None:
     request, reply = exchange
-    seen_id, word, fields = decode_envelope(body_of(encode_reply(request_id, reply, WIRE_2_0)))
+    seen_id, word, fields = decode_envelope(body_of(encode_reply(request_id, reply, LATEST)))
     assert (seen_id, word) == (request_id, reply.status)
-    decoded, unknown = decode_reply(word, fields, request, WIRE_2_0)
+    decoded, unknown = decode_reply(word, fields, request, LATEST)
     assert (type(decoded), decoded, unknown) == (type(reply), reply, 0)
 
 
 def test_a_frame_is_its_length_and_a_list_of_id_word_and_fields() -> None:
-    assert encode_request(7, Ping(), WIRE_2_0) == b"\0\0\0\x08\x93\x07\xa4ping\x80"
-    assert encode_request(1, LocateMany(prefix="a", suffixes=("b",)), WIRE_2_0) == (
+    assert encode_request(7, Ping(), LATEST) == b"\0\0\0\x08\x93\x07\xa4ping\x80"
+    assert encode_request(1, LocateMany(prefix="a", suffixes=("b",)), LATEST) == (
         b"\0\0\0\x2d\x93\x01\xablocate_many\x83\xa6prefix\xa1a\xa8suffixes\x91\xa1b\xa7layouts\xc2"
     )
     # Bitmaps and columns are msgpack's bytes, which no other type is taken for.
     reply = LocatedMany(present=b"\1", verifiable=b"\0")
-    assert body_of(encode_reply(1, reply, WIRE_2_0)) == (
+    assert body_of(encode_reply(1, reply, LATEST)) == (
         b"\x93\x01\xacLOCATED_MANY\x82\xa7present\xc4\x01\x01\xaaverifiable\xc4\x01\x00"
     )
 
 
 def test_the_version_says_which_actions_a_frame_carries() -> None:
-    assert set(actions_in_frames(WIRE_2_0).values()) == set(FRAMED)
+    assert set(actions_in_frames(LATEST).values()) == set(FRAMED)
     assert set(actions_in_frames(WIRE_1_1).values()) == set(REPLIES)
     with pytest.raises(LocalProtocolError, match=r"locate_many cannot be sent in a frame of wire 1\.1"):
         encode_request(1, LocateMany(suffixes=()), WIRE_1_1)
-    with pytest.raises(LocalProtocolError, match=r"hello cannot be sent in a frame of wire 2\.0"):
-        encode_request(1, Hello(versions=()), WIRE_2_0)
+    with pytest.raises(LocalProtocolError, match=r"hello cannot be sent in a frame of wire 2\.1"):
+        encode_request(1, Hello(versions=()), LATEST)
 
 
 @pytest.mark.parametrize("word", ["hello", "fly", "", "PING"])
 def test_an_action_that_frames_do_not_carry_fails_that_request_alone(word: str) -> None:
     with pytest.raises(InvalidMessage, match="unknown action") as caught:
-        decode_request(word, {"versions": ["2.0"]}, WIRE_2_0)
+        decode_request(word, {"versions": ["2.0"]}, LATEST)
     assert caught.value.code is ErrorCode.UNKNOWN_ACTION
 
 
@@ -119,7 +120,7 @@ def test_an_action_that_frames_do_not_carry_fails_that_request_alone(word: str) 
 )
 def test_a_wrong_field_is_named(word: str, fields: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidMessage, match=told):
-        decode_request(word, fields, WIRE_2_0)
+        decode_request(word, fields, LATEST)
 
 
 @pytest.mark.parametrize(
@@ -134,17 +135,17 @@ def test_a_wrong_field_is_named(word: str, fields: dict[str, Any], told: str) ->
 )
 def test_a_wrong_reply_is_an_invalid_message(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage, match=r"^the reply to locate_many: "):
-        decode_reply("LOCATED_MANY", fields, LocateMany(suffixes=()), WIRE_2_0)
+        decode_reply("LOCATED_MANY", fields, LocateMany(suffixes=()), LATEST)
 
 
 @pytest.mark.parametrize("value", [object(), 1 << 64, "\ud800"], ids=["object", "65 bits", "surrogate"])
 def test_a_status_reply_that_msgpack_cannot_hold_is_refused(value: object) -> None:
     with pytest.raises(LocalProtocolError, match="OK cannot be written as msgpack"):
-        encode_reply(1, StatusReply(value=value), WIRE_2_0)
+        encode_reply(1, StatusReply(value=value), LATEST)
 
 
 def test_a_status_reply_takes_any_map() -> None:
-    reply, unknown = decode_reply("OK", {"a": [None, {"b": 1.5}]}, GetStatus(), WIRE_2_0)
+    reply, unknown = decode_reply("OK", {"a": [None, {"b": 1.5}]}, GetStatus(), LATEST)
     assert (reply, unknown) == (StatusReply(a=[None, {"b": 1.5}]), 0)
 
 

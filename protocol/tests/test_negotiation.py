@@ -11,6 +11,7 @@ from hypercache_protocol import (
     WIRE_1_0,
     WIRE_1_1,
     WIRE_2_0,
+    WIRE_2_1,
     ConnectionClosed,
     ErrorCode,
     LocalProtocolError,
@@ -39,7 +40,7 @@ from hypercache_protocol.testing import (
 )
 from hypercache_protocol.versions import RELEASED, WireVersion
 
-HELLO = Hello(versions=("1.0", "1.1", "2.0"))
+HELLO = Hello(versions=("1.0", "1.1", "2.0", "2.1"))
 LOCATE = Locate(uri="a")
 CUTS = st.just(whole) | st.just(byte_by_byte) | st.lists(st.integers(0, 1 << 12)).map(cut_at)
 
@@ -82,6 +83,9 @@ def test_a_version_is_two_plain_numbers(word: str, version: tuple[int, int] | No
         (("1.0", "1.1", "2.0"), WIRE_2_0, WIRE_2_0),
         (("2.0", "1.0"), WIRE_2_0, WIRE_2_0),
         (("1.0", "1.1"), WIRE_2_0, WIRE_1_1),
+        (("1.0", "1.1", "2.0", "2.1"), WIRE_2_1, WIRE_2_1),
+        (("1.0", "1.1", "2.0"), WIRE_2_1, WIRE_2_0),
+        (("1.0", "1.1", "2.0", "2.1"), WIRE_2_0, WIRE_2_0),
         (("1.0",), WIRE_2_0, WIRE_1_0),
         (("1.0", "2.0"), WIRE_1_1, WIRE_1_0),
         # A future client that names ours too.
@@ -89,6 +93,7 @@ def test_a_version_is_two_plain_numbers(word: str, version: tuple[int, int] | No
         (("1.1", "3.0"), WIRE_2_0, WIRE_1_1),
         # A future client that names none of ours gets the best below its own.
         (("2.7",), WIRE_2_0, WIRE_2_0),
+        (("2.7",), WIRE_2_1, WIRE_2_1),
         (("3.0", "99.99"), WIRE_2_0, WIRE_2_0),
         (("1.9",), WIRE_2_0, WIRE_1_1),
         (("9.9",), WIRE_1_1, WIRE_1_1),
@@ -204,7 +209,7 @@ def test_a_wrong_hello_is_refused_and_changes_nothing(hello: dict[str, object]) 
 
 def test_after_a_welcome_to_wire_2_both_sides_speak_frames() -> None:
     pair = SessionPair()
-    assert pair.greet().version == "2.0"
+    assert pair.greet().version == "2.1"
     assert pair.client.is_framed
     assert pair.daemon.is_framed
     many = LocateMany(prefix="a", suffixes=("b", "c"))
@@ -277,7 +282,7 @@ def test_a_client_sends_nothing_between_its_hello_and_the_answer() -> None:
     assert pair.exchange(LOCATE, MissReply()) == (LOCATE, MissReply())
 
 
-@pytest.mark.parametrize("version", ["3.0", "2.1", "99.99", "", "two", "2"])
+@pytest.mark.parametrize("version", ["3.0", "2.2", "99.99", "", "two", "2"])
 def test_a_client_does_not_go_on_in_a_wire_that_it_does_not_speak(version: str) -> None:
     client = Session(Role.CLIENT)
     client.send_request(HELLO)

@@ -257,6 +257,10 @@ REQUEST_EXAMPLES |= {
         pinned=True,
         tier=Tier.RAM,
     ),
+    ("stage_many", "unless-stored"): StageMany(
+        prefix=_PREFIX, suffixes=("a", "b", "c"), sizes=(1, 1, 1), unless_stored=True
+    ),
+    ("stage_many", "even-if-stored"): StageMany(suffixes=(URI,), sizes=(SIZE,), unless_stored=False),
     ("commit_many", "plain"): CommitMany(suffixes=(URI,), stage_ids=("0c6f-17",)),
     ("commit_many", "full"): CommitMany(
         prefix=_PREFIX,
@@ -288,6 +292,9 @@ REPLY_EXAMPLES |= {
     ("locate_many", "plain"): LocatedMany(present=b"\x05", verifiable=b"\x01"),
     ("locate_many", "full"): LocatedMany(present=b"\x05\x00", verifiable=b"\x01\x00", layouts=_COLUMNS),
     ("locate_many", "none"): LocatedMany(present=b"", verifiable=b"", layouts=_NO_COLUMNS),
+    ("stage_many", "stored"): StagedMany(
+        done=b"\x04", stage_ids=("0c6f-17",), layouts=_NO_COLUMNS, errors=_REFUSED[:1], stored=b"\x01"
+    ),
     ("stage_many", "plain"): StagedMany(done=b"\x00", stage_ids=(), layouts=_NO_COLUMNS),
     ("stage_many", "full"): StagedMany(
         done=b"\x05", stage_ids=("0c6f-17", "0c6f-18"), layouts=_COLUMNS, errors=_REFUSED

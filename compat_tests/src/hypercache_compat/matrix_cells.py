@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
+from hypercache_protocol.versions import LATEST, RELEASED
+
 from .daemon_process import DaemonOptions, DaemonProcess, running_daemon
 from .grease import Greased
 from .relay import FROM_CLIENT, FROM_DAEMON, relaying
@@ -50,12 +52,13 @@ def checked(right: bool, what: str) -> Seen:
 
 # -- daemons -------------------------------------------------------------------------------------------
 
+WHOLE = f"daemon, wire {LATEST}"
+GREASED = f"{WHOLE}, behind grease"
 DAEMONS = {
-    "daemon, wire 2.0": "2.0",
-    "daemon held to 1.1": "1.1",
-    "daemon held to 1.0": "1.0",
+    WHOLE: LATEST,
+    **{f"daemon held to {version}": version for version in reversed(RELEASED) if version < LATEST},
 }
-GREASED = "daemon, wire 2.0, behind grease"
+"""Label -> the newest wire that it speaks."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Meeting:
 @contextmanager
 def meeting(label: str) -> Iterator[Meeting]:
     """One of DAEMONS, running."""
-    options = DaemonOptions(pool_size="512MiB", extra=("--wire", DAEMONS[label]))
+    options = DaemonOptions(pool_size="512MiB", extra=("--wire", str(DAEMONS[label])))
     with running_daemon(options) as daemon:
         yield Meeting(label, daemon, daemon.socket_path)
 

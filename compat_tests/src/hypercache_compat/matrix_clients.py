@@ -230,6 +230,27 @@ def _store_again(cell: ConnectorInCell) -> Seen:
     return cell.degraded(all(got), "stores") if len(set(got)) == 1 else _mixed(got)
 
 
+def _stored_already(cell: ConnectorInCell) -> Seen:
+    """What is stored is not written again: the second store changes no generation."""
+    if not cell.store(["stored"], [5000]):
+        return cell.degraded(False, "stores")
+    before, again, after = (
+        _generation(cell, "stored"),
+        cell.store(["stored"], [5000]),
+        _generation(cell, "stored"),
+    )
+    counted = cell.connector.status()["stores"].get("already_stored", 0)
+    return checked(
+        again and before == after and counted == 1, f"generations {before}, {after}; counted {counted}"
+    )
+
+
+def _generation(cell: ConnectorInCell, key: str) -> object:
+    with cell.meeting.daemon.connect() as raw:
+        located = raw.ask("locate", uri=cell.mapping.uri(key), auto_ingest=False)
+        return located.get("generation"), located["chunk_layout"]
+
+
 def _mixed(got: list[bool]) -> Seen:
     return Seen(Verdict.FAILS, f"some of it worked and some did not: {got}")
 
@@ -331,6 +352,7 @@ CONNECTOR_BEHAVIOURS: dict[str, Callable[[ConnectorInCell], Seen]] = {
     "store, look up and load": _store_and_load,
     "200 keys at once": _many_keys,
     "store another size under a key": _store_again,
+    "what is stored is not written again": _stored_already,
     "delete": _delete,
     "a block without checksums is a miss": _unverifiable,
     "a damaged block is a miss, and is healed": _damaged,

@@ -7,7 +7,7 @@ Rule: a reply that does not fit its batch to the bit is an InvalidMessage; nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypercache_protocol import InvalidMessage, SyncStatus
@@ -47,6 +47,8 @@ from hypercache_protocol.messages import (
     StageWrite,
 )
 
+from .layouts import Answer
+from .outcomes import Outcome
 from .prefixes import shared_prefix
 
 _FRAME_BYTES = 512
@@ -89,6 +91,33 @@ def replies_of(batch: Batch, reply: Reply) -> list[Reply]:
     if isinstance(reply, ErrorReply) or not isinstance(batch.request, BatchRequest):
         return [reply] * batch.count
     return _SPLIT[type(batch.request)](reply, batch.count)
+
+
+def unless_stored_batches(requests: Sequence[StageWrite], limits: HelloLimits) -> Iterator[Batch]:
+    """The same requests as few, that stage nothing where it is stored already (wire 2.1)."""
+    for batch in batched(requests, limits):
+        many = batch.request if isinstance(batch.request, StageMany) else _joined([batch.request])
+        yield replace(batch, request=many.model_copy(update={"unless_stored": True}))
+
+
+def staged_or_stored(batch: Batch, reply: Reply) -> list[Answer]:
+    """For each request of an `unless_stored_batches` its reply, or ALREADY_STORED.
+
+    Raises:
+        InvalidMessage: the reply does not fit the batch.
+    """
+    if not isinstance(reply, StagedMany):
+        return [reply] * batch.count
+    if reply.stored is None:
+        raise InvalidMessage("the reply to stage_many does not tell what is stored although that was asked")
+    stored, done = unpacked_bits(reply.stored, batch.count), unpacked_bits(reply.done, batch.count)
+    staged, refusals = iter(_staged_ones(reply, done)), _refusals(done, reply.errors)
+    answers: list[Answer] = []
+    for index, (is_stored, is_done) in enumerate(zip(stored, done, strict=True)):
+        if is_stored + is_done + (index in refusals) != 1:
+            raise InvalidMessage("the reply to stage_many calls a uri neither or both of staged and stored")
+        answers.append(Outcome.ALREADY_STORED if is_stored else next(staged) if is_done else refusals[index])
+    return answers
 
 
 def presence_batches(uris: Sequence[str], limits: HelloLimits) -> Iterator[Batch]:
@@ -212,9 +241,14 @@ def _located(reply: LocatedMany, count: int) -> list[Reply]:
 
 def _staged(reply: StagedMany, count: int) -> list[Reply]:
     done = unpacked_bits(reply.done, count)
+    return _in_places(done, _staged_ones(reply, done), reply.errors)
+
+
+def _staged_ones(reply: StagedMany, done: Sequence[bool]) -> list[StagedReply]:
+    """Those that are done, in order."""
     if len(reply.stage_ids) != sum(done):
         raise InvalidMessage(f"stage_ids has {len(reply.stage_ids)} entries for {sum(done)} staged writes")
-    staged = [
+    return [
         StagedReply.trusted(
             object_size=layout.object_size,
             chunk_layout=layout.chunk_layout,
@@ -223,7 +257,6 @@ def _staged(reply: StagedMany, count: int) -> list[Reply]:
         )
         for layout, stage_id in zip(unpack_layouts(reply.layouts, sum(done)), reply.stage_ids, strict=True)
     ]
-    return _in_places(done, staged, reply.errors)
 
 
 def _committed(reply: CommittedMany, count: int) -> list[Reply]:

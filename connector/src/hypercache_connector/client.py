@@ -23,12 +23,13 @@ from types import TracebackType
 from typing import TypeVar
 
 from hypercache_protocol import WIRE_1_1, WIRE_2_0, WireVersion
-from hypercache_protocol.messages import Reply, Request
+from hypercache_protocol.messages import Reply, Request, StageWrite
 from hypercache_protocol.versions import LATEST, RELEASED, features_of
 
 from .actions import Actions
 from .config import find_socket
 from .connection import Connection, DaemonUnavailable, DeadBeforeSending
+from .layouts import Answer
 from .outcomes import Outcome, logger
 
 _T = TypeVar("_T")
@@ -102,6 +103,19 @@ class Client(Actions):
             DaemonUnavailable, LocalProtocolError: as for `exchange`.
         """
         return self._carried_out(lambda connection, by: connection.lookup(uris, by), needs) if uris else []
+
+    def stage_unless_stored(
+        self, requests: Sequence[StageWrite], *, needs: frozenset[str] = frozenset()
+    ) -> list[Answer]:
+        """For each request its reply, or ALREADY_STORED where an object of that very size is committed and
+        has checksums; all within `timeout_s`. The options of the requests must be the same.
+
+        Raises:
+            DaemonUnavailable, LocalProtocolError: as for `exchange`; also where the daemon can't (wire 2.1).
+        """
+        return self._carried_out(
+            lambda connection, by: connection.stage_unless_stored(requests, by), needs | {"unless_stored"}
+        )
 
     def borrow(self, *, needs: frozenset[str] = frozenset()) -> Connection:
         """A connection for the caller alone, until it gives it back or discards it; `close` breaks it off.

@@ -36,13 +36,21 @@ from hypercache_protocol import (
 )
 from hypercache_protocol.batches import Hello, HelloLimits, HelloReply, LocatedMany
 from hypercache_protocol.layout import bit_array
-from hypercache_protocol.messages import Locate, Ping, PongReply, Reply, Request
-from hypercache_protocol.negotiation import spoken
+from hypercache_protocol.messages import Locate, Ping, PongReply, Reply, Request, StageWrite
+from hypercache_protocol.negotiation import parsed, spoken
 from hypercache_protocol.session import DEFAULT_LIMITS
 from hypercache_protocol.versions import features_of
 
-from .batching import Batch, batched, presence_batch, presence_batches, replies_of
-from .layouts import doubt_about, refusal
+from .batching import (
+    Batch,
+    batched,
+    presence_batch,
+    presence_batches,
+    replies_of,
+    staged_or_stored,
+    unless_stored_batches,
+)
+from .layouts import Answer, doubt_about, refusal
 from .outcomes import Outcome
 
 _T = TypeVar("_T")
@@ -136,8 +144,11 @@ class Connection:
         if not isinstance(reply, HelloReply) or not self._session.is_framed:
             return False
         self.instance_id = reply.instance_id
-        self.features = frozenset(reply.features) & features_of(version)
-        self.wire = version
+        self.wire = (
+            parsed(reply.version) or version
+        )  # the session refuses what is no version, or above its own
+        self._session.version = self.wire
+        self.features = frozenset(reply.features) & features_of(self.wire)
         self._limits = _within_own(reply.limits)
         return True
 
@@ -162,6 +173,16 @@ class Connection:
             requests = [Locate(uri=uri, auto_ingest=False) for uri in uris]
             return [doubt_about(reply) for reply in self._pipelined(requests, deadline)]
         return self._in_batches(list(presence_batches(uris, self._limits)), deadline, _presence)
+
+    def stage_unless_stored(self, requests: Sequence[StageWrite], deadline: float) -> list[Answer]:
+        """For each request its reply, or ALREADY_STORED; only where the daemon has that feature.
+
+        Raises:
+            DaemonUnavailable, LocalProtocolError: as for `exchange`.
+        """
+        limits = self._limits
+        assert limits is not None  # what the feature is for are batches, and those are in frames
+        return self._in_batches(list(unless_stored_batches(requests, limits)), deadline, staged_or_stored)
 
     def _in_batches(
         self, batches: Sequence[Batch], deadline: float, split: Callable[[Batch, Reply], list[_T]]

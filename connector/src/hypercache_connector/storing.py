@@ -1,11 +1,12 @@
-"""Store of a batch of keys: look, stage, write and commit, each step once for all of them.
+"""Store of a batch of keys: stage what is not stored yet, write and commit, each step once for all of them.
 
 Rules:
 1. A key is stored only once the daemon acknowledged its commit, which carries the checksum of every chunk
    and names the very staged write that was filled. With a daemon that knows neither, it is sealed (where
    that is turned on): the object then tells by itself whether its bytes are whole.
 2. The checksum is that of the caller's bytes, not of what a device gave back.
-3. What is stored already, verifiable and in the same size, is not written again unless asked for.
+3. What is stored already, verifiable and in the same size, is not written again unless asked for. A daemon
+   of wire 2.1 looks for it when it stages; others are asked before.
 4. A staged write that could not be filled is given back at once; what is left behind when the daemon
    can't be reached, it drops by itself. One that is written through is never given back: refused by the
    backend, it is committed here all the same.
@@ -30,7 +31,16 @@ from hypercache_protocol.messages import (
 
 from .checksum import crc32
 from .direct_io import Buffer
-from .engine import ANY_DAEMON, STORE_NEEDS, Engine, committed, exchanged, located, transfer_failed
+from .engine import (
+    ANY_DAEMON,
+    STORE_NEEDS,
+    Engine,
+    answered,
+    committed,
+    exchanged,
+    located,
+    transfer_failed,
+)
 from .layouts import Answer, ChunkTransfer, doubt_about_stage, interleaved, refusal, transfers
 from .outcomes import Outcome
 from .sealed_objects import SealedObject, doubt_about_object
@@ -51,8 +61,6 @@ _VAIN = frozenset(
 )
 """After these the staged write is certainly there, is ours, and will never be committed."""
 
-_NOT_COMMITTED = (Outcome.ABSENT, Outcome.STAGED)
-
 
 @dataclass(slots=True)
 class _Write:
@@ -61,7 +69,6 @@ class _Write:
     uri: str
     buffer: Buffer
     outcome: Outcome | None = None
-    was_absent: bool = False
     staged: StagedReply | None = None
     checksums: list[int] = field(default_factory=list)
     sealed: SealedObject | None = None
@@ -116,13 +123,13 @@ def _rounds(writes: Sequence[_Write]) -> Iterator[list[_Write]]:
 
 def _store_distinct(engine: Engine, writes: Sequence[_Write]) -> None:
     deadline = time.monotonic() + engine.transfer_timeout_s
-    if not engine.overwrite:
-        _look(engine, writes)
-    going = _going(writes)
-    _stage(engine, going)
-    _fill(engine, _going(going), deadline)
-    _commit(engine, _going(going))
-    _give_back(engine, going)
+    if engine.overwrite or not _stage_absent(engine, writes):
+        if not engine.overwrite:
+            _look(engine, writes)
+        _stage(engine, _going(writes))
+    _fill(engine, _going(writes), deadline)
+    _commit(engine, _going(writes))
+    _give_back(engine, writes)
 
 
 def _going(writes: Sequence[_Write]) -> list[_Write]:
@@ -136,18 +143,30 @@ def _look(engine: Engine, writes: Sequence[_Write]) -> None:
             write.outcome = answer
             continue
         doubt = doubt_about_object(answer, write.uri, write.buffer.size_bytes, seals=engine.seals)
-        write.was_absent = doubt in _NOT_COMMITTED
         if doubt is Outcome.OK:
             write.outcome = Outcome.ALREADY_STORED
             unsure += [write] if _tells_no_state(answer) else []
     for write, state in zip(unsure, committed(engine, [write.uri for write in unsure]), strict=True):
-        write.was_absent = state in _NOT_COMMITTED
         if state is not Outcome.OK:
-            write.outcome = None if write.was_absent else state
+            write.outcome = None if state is Outcome.STAGED else state
 
 
 def _tells_no_state(answer: Answer) -> bool:
     return isinstance(answer, HitReply) and answer.sync_status is None
+
+
+def _stage_absent(engine: Engine, writes: Sequence[_Write]) -> bool:
+    """Look and stage in one exchange; False where this daemon can't and nothing was asked. To it, what is
+    sealed is not stored, so with seals in use the connector looks itself."""
+    client = engine.client
+    if engine.seals or "unless_stored" not in client.features:
+        return False
+    requests = _stage_requests(engine, writes)
+    answers = answered(engine, len(writes), lambda: client.stage_unless_stored(requests, needs=STORE_NEEDS))
+    if Outcome.DAEMON_TOO_OLD in answers:  # another daemon than the one whose features were known
+        return False
+    _take_stages(writes, answers)
+    return True
 
 
 def _stage(engine: Engine, writes: Sequence[_Write]) -> None:
@@ -167,7 +186,11 @@ def _sealed(write: _Write) -> SealedObject:
 
 
 def _stage_with(engine: Engine, writes: Sequence[_Write], needs: frozenset[str]) -> None:
-    requests = [
+    _take_stages(writes, exchanged(engine, _stage_requests(engine, writes), needs))
+
+
+def _stage_requests(engine: Engine, writes: Sequence[_Write]) -> list[StageWrite]:
+    return [
         StageWrite(
             uri=write.uri,
             size_bytes=write.size_bytes,
@@ -178,7 +201,10 @@ def _stage_with(engine: Engine, writes: Sequence[_Write], needs: frozenset[str])
         )
         for write in writes
     ]
-    for write, answer in zip(writes, exchanged(engine, requests, needs), strict=True):
+
+
+def _take_stages(writes: Sequence[_Write], answers: Sequence[Answer]) -> None:
+    for write, answer in zip(writes, answers, strict=True):
         write.staged = answer if isinstance(answer, StagedReply) else None
         doubt = doubt_about_stage(answer, write.size_bytes, named=not write.sealed)
         write.outcome = None if doubt is Outcome.OK else doubt
@@ -232,8 +258,10 @@ def _commit_with(engine: Engine, writes: Sequence[_Write], needs: frozenset[str]
 
 def _give_back(engine: Engine, writes: Sequence[_Write]) -> None:
     """Free the blocks of what was staged in vain. There is no request for that but to evict the uri, so
-    only where nothing was committed under it before."""
+    only where nothing is committed under it."""
     if engine.write_through:
         return
-    vain = [write for write in writes if write.staged and write.was_absent and write.outcome in _VAIN]
-    exchanged(engine, [Evict(uri=write.uri) for write in vain])
+    vain = [write.uri for write in writes if write.staged and write.outcome in _VAIN]
+    states = committed(engine, vain)
+    staged_only = [uri for uri, state in zip(vain, states, strict=True) if state is Outcome.STAGED]
+    exchanged(engine, [Evict(uri=uri) for uri in staged_only])

@@ -82,19 +82,37 @@ def _layout(store: Store, hit: StoredObject | StagedWrite) -> Layout:
 # -- staging -------------------------------------------------------------------------------------------
 
 
-def stage_requests(
-    request: StageMany, forbidden: Sequence[DaemonError | None]
-) -> tuple[list[StageWrite], list[DaemonError | None]]:
-    """The single requests, and for each uri why it is refused at once, or None.
-
-    Args:
-        forbidden: for each uri why the client may not write it, or None.
+def stored_already(store: Store, request: StageMany) -> Sequence[StoredObject | None]:
+    """For each uri what is stored of it, where that spares the client to write it again.
 
     Raises:
         InvalidMessage: there is not one size for each uri.
     """
     _check_count("sizes", len(request.sizes), len(request.suffixes))
-    refusals = [refusal or _uri_refusal(uri) for uri, refusal in zip(request.uris(), forbidden, strict=True)]
+    if not request.unless_stored:
+        return [None] * len(request.suffixes)
+    return [
+        stored if stored and stored.size_bytes == size_bytes and stored.packed_checksums is not None else None
+        for stored, size_bytes in zip(store.cache.locate(request.uris()), request.sizes, strict=True)
+    ]
+
+
+def stage_requests(
+    request: StageMany,
+    forbidden: Sequence[DaemonError | None],
+    stored: Sequence[StoredObject | None],
+) -> tuple[list[StageWrite], list[DaemonError | StoredObject | None]]:
+    """The single requests, and for each uri what settles it without one: why it is refused at once, or the
+    object that is stored.
+
+    Args:
+        forbidden: for each uri why the client may not write it, or None.
+        stored: for each uri the object that need not be written again, or None.
+    """
+    settled = [
+        refusal or _uri_refusal(uri) or here
+        for uri, refusal, here in zip(request.uris(), forbidden, stored, strict=True)
+    ]
     requests = [
         StageWrite.trusted(
             uri=uri,
@@ -105,10 +123,10 @@ def stage_requests(
             pinned=request.pinned,
             tier=request.tier,
         )
-        for uri, size_bytes, refusal in zip(request.uris(), request.sizes, refusals, strict=True)
-        if refusal is None
+        for uri, size_bytes, result in zip(request.uris(), request.sizes, settled, strict=True)
+        if result is None
     ]
-    return requests, refusals
+    return requests, settled
 
 
 def _uri_refusal(uri: str) -> DaemonError | None:
@@ -119,11 +137,15 @@ def _uri_refusal(uri: str) -> DaemonError | None:
     return None
 
 
-def staged_reply(store: Store, results: Sequence[StagedWrite | DaemonError]) -> StagedMany:
-    """The reply to a stage_many."""
+def staged_reply(
+    store: Store, results: Sequence[StagedWrite | StoredObject | DaemonError], *, tells_stored: bool
+) -> StagedMany:
+    """The reply to a stage_many; `tells_stored` if the client asked for nothing where it is stored."""
     done = [result for result in results if isinstance(result, StagedWrite)]
+    stored = packed_bits([isinstance(result, StoredObject) for result in results])
     return StagedMany.trusted(
-        done=_done(results),
+        done=packed_bits([isinstance(result, StagedWrite) for result in results]),
+        stored=stored if tells_stored else None,
         stage_ids=tuple([staged.stage_id for staged in done]),
         layouts=pack_layouts([_layout(store, staged) for staged in done]),
         errors=_errors(results),

@@ -243,9 +243,11 @@ class Handlers:
 
     async def _stage_many(self, request: StageMany, caller: Caller) -> Reply:
         forbidden = caller.rights.refusals("stage_many", request.uris())
-        requests, refusals = batches.stage_requests(request, forbidden)
+        stored = batches.stored_already(self.store, request)
+        requests, settled = batches.stage_requests(request, forbidden, stored)
         staged = iter(await self.writer.stage(requests, caller.connection_id))
-        return batches.staged_reply(self.store, [refusal or next(staged) for refusal in refusals])
+        results = [result or next(staged) for result in settled]
+        return batches.staged_reply(self.store, results, tells_stored=bool(request.unless_stored))
 
     async def _commit_many(self, request: CommitMany, caller: Caller) -> Reply:
         forbidden = caller.rights.refusals("commit_many", request.uris())

@@ -12,9 +12,9 @@ from typing import Annotated, ClassVar
 from pydantic import FailFast, Field, StrictStr
 
 from .errors import ErrorCode
-from .fields import Count, Flag, SizeBytes, StageId, TierField, Word
+from .fields import Count, Flag, Since, SizeBytes, StageId, TierField, Word
 from .messages import Message, Reply, Request, known_code
-from .versions import WIRE_2_0, WireVersion
+from .versions import WIRE_2_0, WIRE_2_1, WireVersion
 
 MAX_BATCH = 4096
 """The most uris that one request may name."""
@@ -128,7 +128,8 @@ class LocatedMany(Reply):
 
 
 class StageMany(BatchRequest):
-    """Reserve blocks for each uri; the options are those of stage_write and hold for all."""
+    """Reserve blocks for each uri; the options are those of stage_write and hold for all. With
+    `unless_stored` not where an object of that very size is committed and has checksums."""
 
     action: ClassVar[str] = "stage_many"
     sizes: Annotated[tuple[SizeBytes, ...], Field(max_length=MAX_BATCH), FailFast()]
@@ -137,10 +138,12 @@ class StageMany(BatchRequest):
     write_through: Flag = False
     pinned: Flag = False
     tier: TierField | None = None
+    unless_stored: Annotated[Flag | None, Since(WIRE_2_1, safe_to_drop=False)] = None
 
 
 class StagedMany(Reply):
-    """`stage_ids` and `layouts` are those of the uris whose bit in `done` is set, in order."""
+    """`stage_ids` and `layouts` are those of the uris whose bit in `done` is set, in order. `stored` has a
+    bit for each uri for which nothing was staged because it is stored; a reply to `unless_stored` has it."""
 
     since: ClassVar[WireVersion] = WIRE_2_0
     status: ClassVar[str] = "STAGED_MANY"
@@ -148,6 +151,7 @@ class StagedMany(Reply):
     stage_ids: tuple[StageId, ...]
     layouts: LayoutColumns
     errors: tuple[ItemError, ...] = ()
+    stored: Annotated[Bitmap | None, Since(WIRE_2_1)] = None
 
 
 class CommitMany(BatchRequest):

@@ -168,7 +168,7 @@ def json_values() -> SearchStrategy[Any]:
 
 _columns = st.binary(max_size=24)
 _words = st.lists(_text, max_size=4).map(tuple)
-_versions = st.sampled_from(["1.0", "1.1", "2.0", "2.7", "3.0", "10.11", "", "two", "1."])
+_versions = st.sampled_from(["1.0", "1.1", "2.0", "2.1", "2.7", "3.0", "10.11", "", "two", "1."])
 _stage_ids = st.text(_characters, min_size=1, max_size=64)
 
 _FIELDS: dict[str, SearchStrategy[Any]] = {
@@ -237,6 +237,7 @@ _FIELDS: dict[str, SearchStrategy[Any]] = {
     "stage_id": _stage_ids,
     "stage_ids": st.lists(_stage_ids, max_size=6).map(tuple),
     "status": _text,
+    "stored": _columns,
     "suffixes": st.lists(uris(), max_size=6).map(tuple),
     "sync_progress_percent": st.floats(0, 100),
     "sync_status": st.sampled_from(SyncStatus),
@@ -244,6 +245,7 @@ _FIELDS: dict[str, SearchStrategy[Any]] = {
     "tier": _tiers,
     "time_saved_ms": _counts,
     "unknown": _words,
+    "unless_stored": _flags,
     "uri": uris(),
     "verifiable": _columns,
     "version": _versions,

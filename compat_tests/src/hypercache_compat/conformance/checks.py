@@ -20,7 +20,7 @@ from hypercache_protocol.messages import (
     StageWrite,
 )
 from hypercache_protocol.states import SyncStatus
-from hypercache_protocol.versions import WIRE_1_0, WireVersion
+from hypercache_protocol.versions import WIRE_1_0, WIRE_2_0, WireVersion
 
 from .shell import Connection, Exchange, expect
 
@@ -66,10 +66,10 @@ class Bench:
         """A connection whose bytes are not kept; the caller closes it."""
         return Connection(self._socket_path, self._timeout_s, Exchange(), 0)
 
-    def connect_framed(self) -> tuple[Connection, HelloReply]:
+    def connect_framed(self, version: WireVersion = WIRE_2_0) -> tuple[Connection, HelloReply]:
         """A new connection that went on in wire 2, and what the daemon said to the hello."""
         connection = self.connect()
-        return connection, connection.go_framed(Hello(versions=("2.0",), name="hypercache-compat"))
+        return connection, connection.go_framed(Hello(versions=(str(version),), name="hypercache-compat"))
 
     def uri(self, name: str) -> str:
         """A uri that only this check uses."""

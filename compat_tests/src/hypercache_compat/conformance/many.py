@@ -37,7 +37,7 @@ from hypercache_protocol.messages import (
     MissReply,
 )
 from hypercache_protocol.states import SyncStatus
-from hypercache_protocol.versions import WIRE_2_0
+from hypercache_protocol.versions import WIRE_2_0, WIRE_2_1
 
 from .checks import ODD_SIZE, Bench, Check, check_apart, check_layout, check_places, locate, store, word
 from .checks import stage as stage_one
@@ -255,6 +255,29 @@ def evict(bench: Bench) -> None:
         connection.get(Locate(uri=prefix + suffix, auto_ingest=False), MissReply)
 
 
+def unless_stored(bench: Bench) -> None:
+    """stage_many with unless_stored stages nothing where that very size is committed with checksums, and says
+    so; it stages all else."""
+    connection, _ = bench.connect_framed(WIRE_2_1)
+    prefix, suffixes = _names(bench, 5)
+    lines = bench.connect()
+    _store_checked(lines, prefix + suffixes[0])
+    _store_checked(lines, prefix + suffixes[1])
+    store(lines, prefix + suffixes[2], ODD_SIZE)  # without checksums
+    stage_one(lines, prefix + suffixes[3], ODD_SIZE)
+    sizes = (ODD_SIZE, ODD_SIZE + 1, ODD_SIZE, ODD_SIZE, ODD_SIZE)
+    request = StageMany(
+        prefix=prefix, suffixes=suffixes, sizes=sizes, auto_flush_s3=False, unless_stored=True
+    )
+    reply = connection.get(request, StagedMany)
+    if reply.stored is None:
+        raise CheckFailed("stage_many does not say what is stored although it was asked with unless_stored")
+    _same_places("stored", _bits("stored", reply.stored, 5), {0})
+    _same_places("done", _bits("done", reply.done, 5), {1, 2, 3, 4})
+    for layout, size in zip(_layouts(reply, 4), sizes[1:], strict=True):
+        check_layout("stage_many", layout.chunk_layout, size)
+
+
 CHECKS = (
     Check(
         "batches.stage",
@@ -300,5 +323,13 @@ CHECKS = (
         "Deleting many objects deletes others, or says that it did and did not.",
         WIRE_2_0,
         feature="batches",
+    ),
+    Check(
+        "batches.unless-stored",
+        unless_stored,
+        "What a client stores may be taken for stored although it is not and so never be written, or be "
+        "written again and again.",
+        WIRE_2_1,
+        feature="unless_stored",
     ),
 )

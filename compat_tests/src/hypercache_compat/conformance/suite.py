@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hypercache_protocol.negotiation import parsed, spoken
 from hypercache_protocol.versions import LATEST, RELEASED, WIRE_1_0, WIRE_1_1, WIRE_2_0, WireVersion
 
 from . import actions, additions, frames, hello, hostile, many, restarts, sessions, transport, writing
@@ -153,15 +154,16 @@ def ask_offer(socket_path: str, timeout_s: float) -> Offer:
 
 
 def _spoken_version(socket_path: str, timeout_s: float, pong: Fields) -> WireVersion:
-    majors = pong.get("wire")
-    if isinstance(majors, list) and 2 in majors:
-        return WIRE_2_0
     try:
         with Connection(socket_path, timeout_s, Exchange(), 0) as connection:
-            reply = connection.ask_fields(action="hello", versions=[str(WIRE_2_0)], name="hypercache-compat")
+            reply = connection.ask_fields(action="hello", versions=spoken(LATEST), name="hypercache-compat")
     except (CheckFailed, OSError):  # an old daemon may do anything with a hello
         reply = {}
-    if reply.get("status") == "HELLO" and str(reply.get("version", "")).startswith("2."):
+    chosen = parsed(str(reply.get("version", ""))) if reply.get("status") == "HELLO" else None
+    if chosen is not None and chosen >= WIRE_2_0:
+        return min(chosen, LATEST)
+    majors = pong.get("wire")
+    if isinstance(majors, list) and 2 in majors:  # then the checks tell what is wrong with its hello
         return WIRE_2_0
     told = {"wire", "daemon", "instance_id", "features"} & pong.keys()
     return WIRE_1_1 if told else WIRE_1_0

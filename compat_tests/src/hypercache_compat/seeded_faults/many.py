@@ -58,6 +58,14 @@ FAULTS: dict[str, Fault] = {
         "checksums of uri 0",
         when("LOCATED_MANY", _of_layouts(_moved_column("chunk_checksums", 4))),
     ),
+    "what is stored is told of the name before it": in_replies(
+        "batches.unless-stored",
+        "stored has the bits",
+        when(
+            "STAGED_MANY",
+            lambda reply: _moved_bits("stored")(reply) if reply.get("stored") is not None else reply,
+        ),
+    ),
     "what is evicted is told of the name before it": in_replies(
         "batches.evict", "done has the bits", when("EVICTED_MANY", _moved_bits("done"))
     ),
