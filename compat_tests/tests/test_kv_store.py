@@ -142,6 +142,10 @@ def test_write_through_puts_the_block_into_the_backend_too() -> None:
             assert store.put("k", b"abc")
             assert (backend / "kv_cache" / "k.kv").read_bytes() == b"abc"
             assert store.get("k") == b"abc"
+            backend.rename(daemon.folder / "away")
+            assert not store.put("untaken", b"abc")
+            assert store.get("untaken") == b"abc", "it is committed here all the same"
+            (daemon.folder / "away").rename(backend)
         with KVStore(daemon.socket_path) as local:
             assert local.put("local", b"abc")
             assert not (backend / "kv_cache" / "local.kv").exists()

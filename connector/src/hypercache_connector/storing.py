@@ -8,8 +8,7 @@ Rules:
 3. What is stored already, verifiable and in the same size, is not written again unless asked for. A daemon
    of wire 2.1 looks for it when it stages; others are asked before.
 4. A staged write that could not be filled is given back at once; what is left behind when the daemon
-   can't be reached, it drops by itself. One that is written through is never given back: refused by the
-   backend, it is committed here all the same.
+   can't be reached, it drops by itself. What a backend refused is committed here all the same, and stays.
 """
 
 from __future__ import annotations
@@ -259,8 +258,6 @@ def _commit_with(engine: Engine, writes: Sequence[_Write], needs: frozenset[str]
 def _give_back(engine: Engine, writes: Sequence[_Write]) -> None:
     """Free the blocks of what was staged in vain. There is no request for that but to evict the uri, so
     only where nothing is committed under it."""
-    if engine.write_through:
-        return
     vain = [write.uri for write in writes if write.staged and write.outcome in _VAIN]
     states = committed(engine, vain)
     staged_only = [uri for uri, state in zip(vain, states, strict=True) if state is Outcome.STAGED]
