@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,22 +131,24 @@ def test_every_method_takes_what_an_old_call_gives_it(old: ScenarioProcess) -> N
         assert [[each.name, repr(each.default)] for each in own][: len(parameters)] == parameters, name
 
 
-def test_write_through_puts_the_block_into_the_backend_too() -> None:
-    with running_daemon() as daemon:
-        backend = daemon.folder / "backend"
+def test_without_a_backend_nothing_is_written_through(daemon: DaemonProcess) -> None:
+    with KVStore(daemon.socket_path, write_through=True) as store:
+        assert not store.put("through", b"abc")
+        assert store.status()["stores"] == {"daemon_refused": 1}
+
+
+def test_write_through_puts_the_block_into_the_backend_too(tmp_path: Path) -> None:
+    backend = tmp_path / "backend"
+    backend.mkdir()
+    with running_daemon(DaemonOptions(backend=str(backend))) as daemon:
         with KVStore(daemon.socket_path, write_through=True) as store:
-            assert not store.put("k", b"abc"), "there is no backend yet"
-            daemon.stop()
-            backend.mkdir()
-            daemon.options = DaemonOptions(backend=str(backend))
-            daemon.start()
             assert store.put("k", b"abc")
             assert (backend / "kv_cache" / "k.kv").read_bytes() == b"abc"
             assert store.get("k") == b"abc"
-            backend.rename(daemon.folder / "away")
+            backend.rename(tmp_path / "away")
             assert not store.put("untaken", b"abc")
             assert store.get("untaken") == b"abc", "it is committed here all the same"
-            (daemon.folder / "away").rename(backend)
+            (tmp_path / "away").rename(backend)
         with KVStore(daemon.socket_path) as local:
             assert local.put("local", b"abc")
             assert not (backend / "kv_cache" / "local.kv").exists()
