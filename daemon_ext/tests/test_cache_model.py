@@ -100,6 +100,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.now = 1000.0
         self.epoch = 1
         self.objects: dict[str, StoredObject] = {}
+        self.withheld: dict[str, StoredObject] = {}
         self.writes: list[Write] = []
         self.reading: list[StoredObject] = []
         self.newest_generation = 0
@@ -243,10 +244,12 @@ class CacheMachine(RuleBasedStateMachine):
 
     def commit_write(self, write: Write, event: StateEvent, with_checksums: bool) -> None:
         staged = write.staged
-        before = self.objects.get(staged.uri)
+        seen, before = self.objects.get(staged.uri), self.owner(staged.uri)
         checksums = tuple(range(len(write.extents))) if with_checksums else None
         stored = self.cache.plan_commit(staged, event, checksums=checksums, sha256="f" * 64)
-        assert self.cache.get(staged.uri) == before, "a plan changes nothing"
+        assert (self.cache.get(staged.uri), self.cache.owner(staged.uri)) == (seen, before), (
+            "a plan does nothing"
+        )
         assert stored.extents == tuple(write.extents)
         assert (stored.uri, stored.size_bytes, stored.tier) == (staged.uri, write.size_bytes, staged.tier)
         assert stored.checksums == checksums
@@ -258,13 +261,14 @@ class CacheMachine(RuleBasedStateMachine):
         for other in self.writes:
             other.overtaken |= other.staged.uri == staged.uri and other.staged.connection_id is None
         self.retire(before, hold)
+        self.withheld.pop(staged.uri, None)
         self.objects[staged.uri] = stored
         assert self.cache.get(staged.uri) is stored
 
-    @precondition(lambda self: self.objects)
+    @precondition(lambda self: self.objects or self.withheld)
     @rule(uri=URIS)
     def remove(self, uri: str) -> None:
-        before = self.objects.pop(uri, None)
+        before = self.objects.pop(uri, None) or self.withheld.pop(uri, None)
         self.retire(before, self.cache.apply_remove(uri, self.now))
         assert self.cache.get(uri) is None
 
@@ -281,6 +285,23 @@ class CacheMachine(RuleBasedStateMachine):
             tier.parked[before.generation] = hold
         else:
             tier.retired.append(hold)
+
+    @precondition(lambda self: self.objects)
+    @rule(data=st.data())
+    def withhold(self, data: st.DataObject) -> None:
+        stored = self.pick(data, list(self.objects.values()))
+        self.cache.withhold(stored.uri)
+        if stored.state is SyncStatus.SYNCING_BACKEND:  # that upload failed
+            stored = replace(stored, state=SyncStatus.COMMITTED)
+        self.withheld[stored.uri] = stored
+        del self.objects[stored.uri]
+
+    @precondition(lambda self: self.withheld)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        stored = self.pick(data, list(self.withheld.values()))
+        assert self.cache.give_back(stored.uri) == stored
+        self.objects[stored.uri] = self.withheld.pop(stored.uri)
 
     @precondition(lambda self: self.objects)
     @rule(data=st.data(), pinned=st.booleans())
@@ -372,6 +393,8 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self.epoch += 1
         self.cache = self.new_cache()
+        self.objects |= self.withheld
+        self.withheld.clear()
         self.cache.load({uri: record_of(stored) for uri, stored in self.objects.items()})
         for uri, stored in self.objects.items():
             if stored.state is SyncStatus.SYNCING_BACKEND:  # that upload was cut off
@@ -400,7 +423,9 @@ class CacheMachine(RuleBasedStateMachine):
             model = self.tiers[tier]
             objects = [stored for stored in self.objects.values() if stored.tier is tier]
             assert usage.total_bytes == model.total_bytes
-            assert usage.used_bytes == sum(pages(stored.extents) for stored in objects)
+            withheld = [stored for stored in self.withheld.values() if stored.tier is tier]
+            assert pool.withheld_bytes == sum(pages(stored.extents) for stored in withheld)
+            assert usage.used_bytes == sum(pages(stored.extents) for stored in objects + withheld)
             assert usage.staged_bytes == self.staged_bytes(tier)
             assert usage.quarantined_bytes == sum(pages(hold.extents) for hold in model.holds())
             assert usage.free_bytes == self.free_bytes(tier)
@@ -478,6 +503,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def objects_and_writes_are_what_was_made_of_them(self) -> None:
         assert {stored.uri: stored for stored in self.cache.objects()} == self.objects
+        assert {stored.uri: stored for stored in self.cache.withheld()} == self.withheld
         for write in self.writes:
             assert write.staged.extents == write.extents
             assert write.staged.size_bytes == write.size_bytes
@@ -488,8 +514,12 @@ class CacheMachine(RuleBasedStateMachine):
     def pick(self, data: st.DataObject, things: Sequence[object]) -> object:
         return things[data.draw(st.integers(0, len(things) - 1))]
 
+    def owner(self, uri: str) -> StoredObject | None:
+        return self.objects.get(uri) or self.withheld.get(uri)
+
     def owners(self) -> Iterable[tuple[Tier, Sequence[Extent]]]:
         yield from ((stored.tier, stored.extents) for stored in self.objects.values())
+        yield from ((stored.tier, stored.extents) for stored in self.withheld.values())
         yield from ((write.staged.tier, write.extents) for write in self.writes)
         for tier, model in self.tiers.items():
             yield from ((tier, hold.extents) for hold in model.holds())
@@ -552,6 +582,7 @@ class CacheMachine(RuleBasedStateMachine):
             sum(pages(hold.extents) for hold in self.tiers[tier].holds()),
             pool.pinned_bytes,
             pool.dirty_bytes,
+            pool.withheld_bytes,
         )
 
 
