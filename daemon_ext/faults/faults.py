@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import disks
 from forked_daemons import BlockingClient, ForkedDaemon
 from killed_daemon import KillAt
 from random_clients import read_verified
 from scene import Scene, status_of, wait_until
 
-STATE_DISK = "32m"  # SQLite's log may have 16 MiB
+STATE_DISK_BYTES = 32 << 20  # SQLite's log may have 16 MiB
 BACKEND_DISK_BYTES = 64 << 20
-TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze")
-IS_ROOT = os.geteuid() == 0
+MAY_MOUNT = disks.may_mount()
 
 
 @dataclass(frozen=True)
@@ -90,21 +88,20 @@ def stop_and_go_on(scene: Scene) -> None:
 
 @contextmanager
 def small_state_disk(scene: Scene) -> Iterator[None]:
-    if not IS_ROOT:
+    if not MAY_MOUNT:
         yield
         return
-    run("mount", "-t", "tmpfs", "-o", f"size={STATE_DISK}", "tmpfs", scene.state)
-    try:
-        yield
-    finally:
-        scene.close()
-        run("umount", scene.state)
+    with disks.in_memory(scene.state, STATE_DISK_BYTES):
+        try:
+            yield
+        finally:
+            scene.close()
 
 
 @contextmanager
 def full(scene: Scene, daemon: ForkedDaemon) -> Iterator[None]:
-    """Nothing more can be written where the catalog lies; without root, by this process alone."""
-    if IS_ROOT:
+    """Nothing more can be written where the catalog lies; without a disk of its own, by this process."""
+    if MAY_MOUNT:
         with filled(scene.state / "ballast"):
             yield
         return
@@ -145,27 +142,19 @@ def fill_catalog_disk(scene: Scene) -> None:
 
 @contextmanager
 def backend_disk(scene: Scene) -> Iterator[None]:
-    image = scene.folder / "image"
-    image.touch()
-    os.truncate(image, BACKEND_DISK_BYTES)
-    run("mkfs.ext4", "-q", image)
-    run("mount", "-o", "loop", image, scene.backend)
-    try:
-        yield
-    finally:
-        scene.close()
-        run("umount", scene.backend)
+    with disks.on_a_file(scene.backend, scene.folder / "image", BACKEND_DISK_BYTES):
+        try:
+            yield
+        finally:
+            scene.close()
 
 
 def hang_backend(scene: Scene) -> None:
     daemon = scene.start()
     with scene.clients_at_work(daemon):
         scene.pause()
-        run("fsfreeze", "--freeze", scene.backend)
-        try:
+        with disks.frozen(scene.backend):
             scene.pause()  # nobody waits for the backend
-        finally:
-            run("fsfreeze", "--unfreeze", scene.backend)
     scene.check_backend(daemon)
     scene.check(daemon)
 
@@ -238,22 +227,12 @@ def uses(client: BlockingClient) -> list[str]:
     return [device["use"] for device in status_of(client)["device_health"]]
 
 
-def run(*command: object) -> None:
-    subprocess.run([str(word) for word in command], check=True)
-
-
-def lacking() -> str:
-    """What freezing a file system takes that is not here."""
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    return ", ".join([*([] if IS_ROOT else ["root"]), *missing])
-
-
 FAULTS = (
     Fault("SIGKILL at a random moment", kill_at_random),
     Fault("SIGKILL at a step of the catalog", kill_at_catalog_step),
     Fault("SIGSTOP, then SIGCONT", stop_and_go_on),
     Fault("the catalog's disk is full", fill_catalog_disk, small_state_disk),
-    Fault("the backend hangs", hang_backend, backend_disk, lacking()),
+    Fault("the backend hangs", hang_backend, backend_disk, "" if disks.may_freeze() else disks.TO_FREEZE),
     Fault("the backend fails", fail_backend),
     Fault("a byte on a device flips", flip_a_byte),
     Fault("a device vanishes and comes back", lose_device, is_slow=True),

@@ -5,7 +5,7 @@
 
 Faults take turns until the time is up, and each is injected at least once. No commit that was acknowledged
 may be lost, and no reader that verifies checksums may take wrong bytes for right ones: the exit status is 1
-where that happened. A frozen file system takes root; what was not injected is said.
+where that happened. A frozen file system takes root; what could not be injected is said.
 """
 
 from __future__ import annotations

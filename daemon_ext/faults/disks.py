@@ -1,0 +1,77 @@
+"""Small file systems, to be filled and frozen. They take root, tools, and a kernel that lets us mount."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+MIB = 1 << 20
+TO_FREEZE = "root, mkfs.ext4, fsfreeze and loop devices"
+
+
+@contextmanager
+def in_memory(place: Path, size_bytes: int) -> Iterator[None]:
+    """A file system in memory at `place`."""
+    _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", place)
+    try:
+        yield
+    finally:
+        _run("umount", place)
+
+
+@contextmanager
+def on_a_file(place: Path, image: Path, size_bytes: int) -> Iterator[None]:
+    """A file system at `place` that can be frozen, in a new file."""
+    image.touch()
+    os.truncate(image, size_bytes)
+    _run("mkfs.ext4", "-q", image)
+    _run("mount", "-o", "loop", image, place)
+    try:
+        yield
+    finally:
+        _run("umount", place)
+
+
+@contextmanager
+def frozen(place: Path) -> Iterator[None]:
+    """Whatever writes to the file system meanwhile waits."""
+    _run("fsfreeze", "--freeze", place)
+    try:
+        yield
+    finally:
+        _run("fsfreeze", "--unfreeze", place)
+
+
+def may_mount() -> bool:
+    """Whether we may mount a file system in memory; tried out."""
+    return _works(lambda folder: in_memory(folder, MIB))
+
+
+def may_freeze() -> bool:
+    """Whether we may mount a file, and freeze what is in it; tried out."""
+
+    @contextmanager
+    def both(folder: Path) -> Iterator[None]:
+        place = folder / "place"
+        place.mkdir()
+        with on_a_file(place, folder / "image", 2 * MIB), frozen(place):
+            yield
+
+    return _works(both)
+
+
+def _works(tried: Callable[[Path], AbstractContextManager[None]]) -> bool:
+    with tempfile.TemporaryDirectory(prefix="hc", dir="/dev/shm") as folder:
+        try:
+            with tried(Path(folder)):
+                return True
+        except (OSError, subprocess.CalledProcessError):
+            return False
+
+
+def _run(*command: object) -> None:
+    subprocess.run([str(word) for word in command], check=True, capture_output=True)
