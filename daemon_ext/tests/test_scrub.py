@@ -202,7 +202,7 @@ async def test_nobody_waits_for_a_device_that_hangs_under_the_scrub(short_dir: P
 
 
 async def test_a_round_goes_on_after_a_restart_where_it_was(short_dir: Path) -> None:
-    async with running(short_dir, scrub_mib_s=0.005) as daemon:  # a millisecond for each object
+    async with running(short_dir, scrub_mib_s=64) as daemon:  # a millisecond for each object
         client = await daemon.connect()
         for number in range(150):
             await store(client, f"hypercache://{number:03}", b"bytes")
@@ -227,6 +227,25 @@ async def test_it_keeps_to_its_pace(short_dir: Path) -> None:
         began = trio.current_time()
         await daemon.parts.scrubber.round()
         assert trio.current_time() - began >= 0.25
+
+
+async def test_many_small_objects_and_what_is_not_read_keep_it_from_running_hot(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrub, "_URIS_TOGETHER", 2)
+    monkeypatch.setattr(scrub, "_PAUSE_S", 0.05)
+    async with running(short_dir, scrub_mib_s=4) as daemon:
+        client = await daemon.connect()
+        for number in range(8):
+            await client.store(f"without/{number}", b"")
+        began = trio.current_time()
+        await daemon.parts.scrubber.round()
+        assert trio.current_time() - began >= 4 * 0.05, "a pause after two each"
+        for number in range(8):
+            await store(client, f"small/{number}", b"bytes")
+        began = trio.current_time()
+        await daemon.parts.scrubber.round()
+        assert trio.current_time() - began >= 8 * 0.05 + 8 / 64, "each counts as 64 KiB"
 
 
 async def test_it_begins_by_itself_and_stays_alive(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 _FIRST_AFTER_S = 60.0  # a start has enough to do
 _ROUND_EVERY_S = 86_400.0
 _PIECE_BYTES = 256 * 1024  # a fraction of a millisecond of a device's time
+_LEAST_BYTES = 64 * 1024  # what a read counts as at least: a small one costs the daemon as much as that
 _URIS_TOGETHER = 64
+_PAUSE_S = 0.01  # after each so many, whether they had to be read or not
 _PLACE = "scrubbed up to"
 
 
@@ -89,6 +91,7 @@ class Scrubber:
             for uri in uris:
                 await self._check(uri)
             self._remember(uris[-1])
+            await trio.sleep(_PAUSE_S)
         self._remember("")
         self._rounds += 1
 
@@ -135,7 +138,7 @@ class Scrubber:
                 self._store.crc32_of, tier, piece, crc, limiter=self._thread, abandon_on_cancel=True
             )
             self._bytes += piece.length
-            await trio.sleep(piece.length / self._pace_bytes_s)
+            await trio.sleep(max(piece.length, _LEAST_BYTES) / self._pace_bytes_s)
         return crc
 
     async def _drop(self, stored: StoredObject, problem: str) -> None:
