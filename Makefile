@@ -77,15 +77,15 @@ clean:
 # pip first: dependency groups need 25.1. torch second: its pin must stand before lmcache asks for any torch,
 # because the newest one is a build for GPUs of several GB.
 $(STAMP): pyproject.toml
-	@echo "== 1 of 4: a virtual environment in $(VENV) (with $(PYTHON)) =="
+	@echo "== 1 of 3: a virtual environment in $(VENV) (with $(PYTHON)) =="
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else \
 	    "Python 3.10 to 3.13 is needed and $(PYTHON) is %d.%d: run make with PYTHON=python3.12, say" % v)'
 	@$(PYTHON) -m venv $(VENV)
 	@$(INSTALL) --upgrade "pip>=25.1"
-	@echo "== 2 of 4: torch, the build without a GPU (about 200 MB) =="
+	@echo "== 2 of 3: torch, the build without a GPU (about 200 MB) =="
 	@$(INSTALL) "torch==2.13.0" "numpy<=2.2.6"
-	@echo "== 3 of 4: LMCache, the tools and this project =="
-	@$(INSTALL) -e ".[daemon,lmcache]" --group dev
-	@echo "== 4 of 4: the released clients that the suite drives, each in its own folder =="
-	@$(BIN)/python -m hypercache_compat.releases
+	@echo "== 3 of 3: LMCache, the tools and this project; meanwhile the released clients that the suite drives =="
+	@PYTHONPATH=compat_tests/src $(BIN)/python -m hypercache_compat.releases & releases=$$!; \
+	    $(INSTALL) -e ".[daemon,lmcache]" --group dev; installed=$$?; \
+	    wait $$releases && exit $$installed
 	@touch $@
