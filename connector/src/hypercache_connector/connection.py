@@ -55,6 +55,8 @@ from .outcomes import Outcome
 
 _T = TypeVar("_T")
 
+_OWN_VERSION = distribution_version("hypercache-ext")  # once: it reads files
+
 WINDOW_REQUESTS = 64
 WINDOW_BYTES = 64 * 1024
 _RECEIVE_BYTES = 64 * 1024
@@ -138,7 +140,7 @@ class Connection:
             versions=spoken(version),
             features=tuple(sorted(features_of(version))),
             name="hypercache-connector",
-            version=distribution_version("hypercache-ext"),
+            version=_OWN_VERSION,
         )
         (reply,) = self._pipelined([hello], deadline)
         if not isinstance(reply, HelloReply) or not self._session.is_framed:
