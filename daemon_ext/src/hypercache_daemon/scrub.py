@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_AFTER_S = 60.0  # a start has enough to do
 _ROUND_EVERY_S = 86_400.0
-_PIECE_BYTES = 256 * 1024  # a fraction of a millisecond of a device's time
+_PIECE_BYTES = 1024 * 1024  # half a millisecond of a drive
 _LEAST_BYTES = 64 * 1024  # what a read counts as at least: a small one costs the daemon as much as that
 _URIS_TOGETHER = 64
 _PAUSE_S = 0.01  # after each so many, whether they had to be read or not
