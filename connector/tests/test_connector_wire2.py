@@ -15,7 +15,16 @@ import pytest
 from hypercache_connector import Client, DaemonUnavailable
 from hypercache_connector.keys import UriMapping
 from hypercache_connector.outcomes import Outcome
-from hypercache_protocol import WIRE_1_0, WIRE_1_1, WIRE_2_0, WIRE_2_1, ErrorCode, SyncStatus, WireVersion
+from hypercache_protocol import (
+    WIRE_1_0,
+    WIRE_1_1,
+    WIRE_2_0,
+    WIRE_2_1,
+    ErrorCode,
+    LocalProtocolError,
+    SyncStatus,
+    WireVersion,
+)
 from hypercache_protocol.batches import (
     CommitMany,
     CommittedMany,
@@ -643,6 +652,17 @@ def test_a_daemon_before_2_1_is_asked_what_is_stored_before_anything_is_staged(
         if wire == WIRE_1_1
         else ["locate_many", "stage_write", "commit_write"]
     )
+
+
+def test_unless_stored_is_refused_before_a_daemon_of_2_0_could_drop_it(scripted, make: MakeClient) -> None:
+    scripted.wire = WIRE_2_0
+    client = make(scripted.socket_path)
+    request = StageMany(suffixes=("a",), sizes=(1,), unless_stored=True)
+    with pytest.raises(LocalProtocolError, match=r"unless_stored needs wire 2\.1 .* speaks wire 2\.0"):
+        client.exchange([request])
+    with pytest.raises(DaemonUnavailable, match=r"lacks unless_stored; upgrade it to wire 2\.1"):
+        client.stage_unless_stored([StageWrite(uri="a", size_bytes=1)])
+    assert scripted.counted() == {"hello": 2}
 
 
 def test_a_downgrade_between_two_stores_is_noticed_and_nothing_is_lost(scripted2, connect) -> None:
