@@ -74,7 +74,8 @@ class Machine:
     @contextmanager
     def mounted(self, device: str, made: bool = False) -> Iterator[Path]:
         if not made:
-            run("mkfs.ext4", "-q", "-F", device)
+            # Whole at once: else the kernel goes on with it by itself while it is mounted.
+            run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", device)
         with tempfile.TemporaryDirectory(prefix="mnt", dir=self.folder) as point:
             run("mount", device, point)
             try:
