@@ -200,23 +200,19 @@ class CacheMachine(RuleBasedStateMachine):
             assert found is staged if fits else found == NotStaged(uri, stale=True)
 
     @precondition(lambda self: self.writes or self.holds())
-    @rule(seconds=st.sampled_from([1.0, 10.0, 60.0, 100.0]), busy=st.booleans())
-    def wait_and_expire(self, seconds: float, busy: bool) -> None:
+    @rule(seconds=st.sampled_from([1.0, 10.0, 60.0, 100.0]), locked=st.sets(URIS, max_size=1))
+    def wait_and_expire(self, seconds: float, locked: set[str]) -> None:
         self.now += seconds
-        if busy and self.writes:
-            self.writes[0].staged.busy = True
         old = [
             w
             for w in self.writes
             if w.touched_at <= self.now - TIMES.stage_expiry_s
             and w.staged.connection_id is not None
-            and not w.staged.busy
+            and w.staged.uri not in locked
         ]
-        assert self.cache.expired(self.now) == [w.staged for w in old]
+        assert self.cache.expired(self.now, lambda uri: uri not in locked) == [w.staged for w in old]
         for write in old:
             self.drop(write, TIMES.quarantine_s)
-        for write in self.writes:
-            write.staged.busy = False
 
     # -- objects -----------------------------------------------------------------------------------------
 

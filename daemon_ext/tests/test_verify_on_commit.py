@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import tempfile
 import zlib
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import trio
-from daemon_harness import CHUNK, Client, Daemon, pattern, running, write_layout
+from daemon_harness import CHUNK, Client, Daemon, eventually, pattern, running, write_layout
 from frames import framed, layouts_of
 
 from hypercache_daemon.access import DeviceError
 from hypercache_daemon.direct_reads import read_direct
+from hypercache_daemon.removal import run_janitor
+from hypercache_protocol.messages import CommitWrite
 
 URI = "hypercache://a/b"
 TIERS = pytest.mark.parametrize("tier", ["nvme", "ram"])
@@ -116,6 +119,29 @@ async def test_others_are_served_while_a_commit_is_read_back(short_dir: Path) ->
                     await other.store(f"hypercache://other/{number}", b"more")
                 assert (await other.ask("locate", uri=URI))["sync_status"] == "STAGED"
         assert (await other.ask("locate", uri=URI))["sync_status"] == "COMMITTED"
+
+
+async def test_nothing_of_a_batch_expires_while_the_rest_of_it_is_read_back(short_dir: Path) -> None:
+    async with running(short_dir, stage_expiry_s=100, quarantine_s=50) as daemon:
+        client, parts = await daemon.connect(), daemon.parts
+        for uri in ("first", "second", "idle"):
+            await client.stage(uri, uri.encode())
+        digest = hashlib.sha256(b"second").hexdigest()
+        batch = [
+            CommitWrite(uri="first", local_only=True),
+            CommitWrite(uri="second", local_only=True, sha256=digest),
+        ]
+        async with trio.open_nursery() as nursery:
+            with no_checking(daemon):
+                nursery.start_soon(parts.handlers.writer.commit, batch, 1)
+                await eventually(lambda: parts.store.hashing.statistics().tasks_waiting)
+                daemon.ahead_s = 1000
+                nursery.start_soon(run_janitor, parts.store, 0)
+                await eventually(lambda: parts.store.cache.newest_staged("idle") is None)
+            await eventually(lambda: parts.store.cache.get("second"))
+            nursery.cancel_scope.cancel()
+        assert [await client.fetch(uri) for uri in ("first", "second")] == [b"first", b"second"]
+        assert (await client.status())["pools"]["nvme"]["quarantined_bytes"] == 4096, "that of the idle one"
 
 
 async def commits(client: Client) -> None:

@@ -259,12 +259,11 @@ async def test_64_clients_that_commit_at_once_cost_few_transactions(short_dir: P
         for uri, client in zip(uris, clients, strict=True):
             await client.stage(uri, b"bytes")
         store = daemon.parts.store
-        staged = [store.cache.newest_staged(uri) for uri in uris]
         before = store.catalog.transactions
         async with store.catalog._thread:  # a disk that takes its time
             for uri, client in zip(uris, clients, strict=True):
                 await client.send(line("commit_write", uri=uri))
-            await eventually(lambda: all(write and write.busy for write in staged))
+            await eventually(lambda: not any(map(store.locks.is_free, uris)))
         assert {(await client.receive())["status"] for client in clients} == {"WRITECOMMITTED"}
         assert store.catalog.transactions - before <= 2
 
@@ -356,11 +355,9 @@ async def test_a_write_that_is_being_committed_does_not_expire_under_it(short_di
         store = daemon.parts.store
         async with store.hashing:  # one of four: no thread is taken
             await client.send(line("commit_write", uri=URI, sha256=hashlib.sha256(data).hexdigest()))
-            staged = store.cache.newest_staged(URI)
-            assert staged is not None
-            await eventually(lambda: staged.busy)
+            await eventually(lambda: not store.locks.is_free(URI))
             daemon.ahead_s = 1000
-            assert store.cache.expired(store.clock()) == []
+            assert store.cache.expired(store.clock(), store.locks.is_free) == []
         assert (await client.receive())["status"] == "WRITECOMMITTED"
 
 

@@ -160,11 +160,12 @@ class Remover:
 
 
 async def run_janitor(store: Store, period_s: float) -> None:
-    """Free blocks whose quarantine is over and drop staged writes that expired, every `period_s`."""
+    """Free blocks whose quarantine is over and drop staged writes that expired, every `period_s`. Those of a
+    uri that somebody works on are passed over: they may be on their way into the catalog."""
     while True:
         await trio.sleep(period_s)
         now = store.clock()
-        for staged in store.cache.expired(now):
+        for staged in store.cache.expired(now, store.locks.is_free):
             log.info("the staged write %s of %s expired", staged.stage_id, staged.uri)
             store.cache.discard(staged, now, store.times.quarantine_s)
         store.release_due()

@@ -181,7 +181,6 @@ class Writer:
         made: list[tuple[StagedWrite, int]] = []
         try:
             for staged, first in fresh:
-                staged.busy = True
                 self.store.create_ram_files(staged.tier, staged.extents[first:])
                 made.append((staged, first))
             await self.store.make_durable([writer_hold(staged, first) for staged, first in fresh])
@@ -191,9 +190,6 @@ class Writer:
             for staged, _ in fresh:
                 undo(staged)
             raise
-        finally:
-            for staged, _ in fresh:
-                staged.busy = False
 
     def _check_append(self, request: AppendWrite, staged: StagedWrite) -> None:
         if request.tier is not None and self._tier(request.tier) is not staged.tier:
@@ -287,7 +283,6 @@ class Writer:
 
     async def _check_bytes(self, request: CommitWrite, staged: StagedWrite) -> None:
         """Read back what is to be verified, in a worker thread."""
-        staged.busy = True
         try:
             await self._check_sha256(request, staged)
             await self._check_chunks(request, staged)
@@ -295,8 +290,6 @@ class Writer:
             raise DaemonError(
                 ErrorCode.UNAVAILABLE, f"commit_write: {request.uri} cannot be read back: {error}"
             ) from error
-        finally:
-            staged.busy = False
 
     async def _check_sha256(self, request: CommitWrite, staged: StagedWrite) -> None:
         if request.sha256 is None:
@@ -341,12 +334,7 @@ class Writer:
         changes: list[Change] = []
         for staged, stored in planned:
             changes += self._swap_changes(staged, stored, now)
-            staged.busy = True
-        try:
-            await store.make_durable(changes)
-        finally:
-            for staged, _ in planned:
-                staged.busy = False
+        await store.make_durable(changes)
         for staged, stored in planned:
             store.cache.apply_commit(staged, stored, now)
 

@@ -216,13 +216,14 @@ class Cache:
         staged.size_bytes -= sum(extent.length for extent in extents)
         self._free_unseen(staged, extents)
 
-    def expired(self, now: float) -> list[StagedWrite]:
-        """Staged writes of clients that nobody touched for the expiry time."""
+    def expired(self, now: float, is_free: Callable[[str], bool]) -> list[StagedWrite]:
+        """Staged writes of clients that nobody touched for the expiry time; those whose uri is not free are
+        passed over."""
         deadline = now - self.times.stage_expiry_s
         return [
             staged
             for staged in self._staged.values()
-            if staged.touched_at <= deadline and staged.connection_id is not None and not staged.busy
+            if staged.touched_at <= deadline and staged.connection_id is not None and is_free(staged.uri)
         ]
 
     # -- committing and removing ----------------------------------------------------------------------

@@ -63,8 +63,7 @@ class StagedWrite:
     """Blocks that one writer fills. It belongs to nobody until it commits.
 
     `connection_id` is None where the daemon itself writes, an ingest: clients neither find nor drop such a
-    write, and it doesn't expire. `busy` says that the daemon works on it just now, so it doesn't expire
-    either. `overtaken`: another write of its uri was committed since it began.
+    write, and it doesn't expire. `overtaken`: another write of its uri was committed since it began.
     """
 
     stage_id: str
@@ -78,7 +77,6 @@ class StagedWrite:
     touched_at: float
     extents: list[Extent] = field(default_factory=list)
     size_bytes: int = 0
-    busy: bool = False
     overtaken: bool = False
 
 
