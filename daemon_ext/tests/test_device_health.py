@@ -414,6 +414,74 @@ async def test_any_input_or_output_of_the_daemon_notices(
         assert await client.fetch("two") == pattern(2, SMALL)
 
 
+async def test_what_the_scrub_reads_from_another_disk_is_nobodys_corruption(short_dir: Path) -> None:
+    async with two_devices(short_dir, scrub_mib_s=100_000) as (daemon, client):
+        await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
+        await client.ask("pin", uri="one", pinned=True)
+        with swapped(paths(daemon)[FIRST]):
+            await daemon.parts.scrubber.round()
+            await failed(daemon, FIRST)
+        await daemon.parts.health.look_again()
+        assert await client.fetch("dirty") == b"dirty"
+        assert await client.fetch("one") == pattern(1, SMALL)
+        assert (await client.status())["scrub"]["corrupt_objects"] == 0
+
+
+async def test_what_a_write_back_reads_from_another_disk_never_reaches_the_backend(short_dir: Path) -> None:
+    backend = GatedBackend(short_dir / "backend")
+    backend.gate.clear()
+    uri = "hypercache://old"
+    try:
+        async with two_devices(short_dir, own_backend=backend) as (daemon, client):
+            await store_on(client, daemon, FIRST, uri, b"dirty", local_only=False, chunk_checksums=None)
+            await eventually(lambda: backend.under_way == 1)
+            with swapped(paths(daemon)[FIRST]):
+                backend.gate.set()
+                await failed(daemon, FIRST)
+                await eventually(lambda: daemon.parts.flusher.failed_uploads)
+                assert not (backend.folder / "old").exists()
+            await daemon.parts.health.look_again()
+            await eventually(lambda: daemon.parts.flusher.uploaded_objects)
+            assert (backend.folder / "old").read_bytes() == b"dirty"
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("is_written", [False, True], ids=["before it is written", "once it is written"])
+async def test_what_is_fetched_onto_another_disk_is_not_committed(short_dir: Path, is_written: bool) -> None:
+    backend = GatedBackend(short_dir / "backend")
+    (backend.folder / "a").write_bytes(pattern(4, SMALL))
+    (backend.between if is_written else backend.gate).clear()
+    try:
+        async with running(short_dir, own_backend=backend, devices=1, pool_size=17 * MIB) as daemon:
+            client = await daemon.connect()
+            path = paths(daemon)[FIRST]
+            await client.send(line("locate", uri="hypercache://a"))
+            await eventually(lambda: backend.downloads)
+            await eventually(lambda: (pattern(4, SMALL) in path.read_bytes()) is is_written)
+            with swapped(path):
+                backend.close()
+                assert (await client.receive())["error_code"] == "BACKEND_FAILED"
+                assert not any(path.read_bytes()), "nothing was written to it"
+            await failed(daemon, FIRST)
+            assert await client.fetch("hypercache://a") is None
+    finally:
+        backend.close()
+
+
+@contextmanager
+def swapped(path: Path) -> Iterator[None]:
+    """Another disk has that name."""
+    kept = path.with_name("kept")
+    path.rename(kept)
+    with path.open("wb") as other:
+        other.truncate(kept.stat().st_size)
+    try:
+        yield
+    finally:
+        kept.replace(path)
+
+
 @pytest.mark.usefixtures("_probes")
 async def test_a_device_that_does_not_answer_has_failed_and_nobody_waits_for_it(
     short_dir: Path, monkeypatch: pytest.MonkeyPatch

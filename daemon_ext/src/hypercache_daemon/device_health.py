@@ -45,6 +45,7 @@ _ANSWER_WITHIN_S = 60.0  # a device that resets itself may take half of that
 _CLEAR_EVERY_S = 60.0
 _SHOWN_URIS = 10
 _FAILED = "failed devices"
+_MISSING = "the daemon was started without it; start it again with the device in place"
 
 
 class Use(str, Enum):
@@ -101,6 +102,7 @@ class DeviceHealth:
         ]
         self._token = trio.lowlevel.current_trio_token()
         store.suspect = self._suspect
+        store.look = self._look
         self._restore()
         self._read_drain_file()
 
@@ -151,6 +153,13 @@ class DeviceHealth:
         with suppress(trio.RunFinishedError):  # then nobody has any use for it
             self._token.run_sync_soon(self._judge, self._devices[index], error)
 
+    def _look(self, index: int) -> None:
+        """Called in any thread, before something is made of I/O on a device."""
+        member = self._devices[index].member
+        if member is None:
+            raise DeviceError(_MISSING)
+        check(member)
+
     async def _watch(self, device: _Device) -> None:
         while True:
             await trio.sleep(_PROBE_EVERY_S)
@@ -164,7 +173,7 @@ class DeviceHealth:
     async def _look_at(self, device: _Device) -> Exception | None:
         """Why a device may not be in order."""
         if device.member is None:
-            return DeviceError("the daemon was started without it; start it again with the device in place")
+            return DeviceError(_MISSING)
         try:
             with trio.fail_after(_ANSWER_WITHIN_S):
                 await trio.to_thread.run_sync(

@@ -163,6 +163,7 @@ class Flusher:
                 raise DeviceError(f"chunk {number} of {stored.uri} is corrupt and must not reach the backend")
             yield piece
             self._sent[stored.uri] += len(piece)
+        self._store.vouch(stored.tier, stored.extents)  # while the backend can still throw it all away
 
     async def _settle(self, stored: StoredObject, problem: str | None) -> str | None:
         """Write down how an upload ended; what it was of may be gone or replaced by now."""

@@ -21,6 +21,7 @@ from hypercache_protocol.fields import Tier
 from hypercache_protocol.messages import StageWrite
 from hypercache_protocol.states import StateEvent
 
+from .access import DeviceError
 from .backend import Backend, BackendError, Target
 from .catalog import CatalogError
 from .core.objects import StagedWrite, StoredObject
@@ -89,7 +90,7 @@ class Ingester:
                 fetch.result = await self._fetch(uri, tier, source)
         except DaemonError as error:
             fetch.error = error
-        except (BackendError, OSError, CatalogError) as error:
+        except (BackendError, DeviceError, OSError, CatalogError) as error:
             log.warning("%s could not be fetched: %s", uri, error)
             fetch.error = DaemonError(ErrorCode.BACKEND_FAILED, f"{uri} could not be fetched: {error}")
         except Exception:  # the boundary: a fault of ours must not end the daemon with all its clients
@@ -126,6 +127,7 @@ class Ingester:
 
     def _fill(self, staged: StagedWrite, pieces: Iterator[bytes]) -> tuple[int, ...]:
         """Write the pieces to the staged blocks; runs in a worker thread. Returns each chunk's CRC-32."""
+        self.store.vouch(staged.tier, staged.extents)  # nobody else's disk is written to
         checksums = []
         buffer = bytearray()
         for extent in tuple(staged.extents):
@@ -140,6 +142,7 @@ class Ingester:
             checksums.append(zlib.crc32(chunk))
         if buffer or next(pieces, b""):
             raise BackendError(f"{staged.uri} grew while it was fetched")
+        self.store.vouch(staged.tier, staged.extents)
         return tuple(checksums)
 
     async def _commit(self, staged: StagedWrite, checksums: tuple[int, ...]) -> bool:

@@ -4,8 +4,9 @@ Rules:
 1. It reads from the devices themselves, in a worker thread of its own: no request waits for it.
 2. The blocks of what it reads stay the object's own until it has read them, and only the very object that
    was read is dropped: what is replaced or evicted meanwhile is nobody's corruption.
-3. Wrong twice in a row is corrupt. It is dropped whatever its state, for no copy of it may get any further,
-   and the log says what is lost with it: once, since then it is gone.
+3. Wrong twice in a row is corrupt, once the device is known for the pool's own: its path may lead to another
+   since the last look. It is dropped whatever its state, for no copy of it may get any further, and the log
+   says what is lost with it: once, since then it is gone.
 4. What cannot be read is the device's fault, which is not judged here; a RAM file that is gone or cut off
    is a lost object.
 5. A round goes through the catalog by uri and goes on after a restart where it was.
@@ -14,6 +15,8 @@ Rules:
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 import trio
 
@@ -36,6 +39,7 @@ _LEAST_BYTES = 64 * 1024  # what a read counts as at least: a small one costs th
 _URIS_TOGETHER = 64
 _PAUSE_S = 0.01  # after each so many, whether they had to be read or not
 _PLACE = "scrubbed up to"
+_T = TypeVar("_T")
 
 
 class Scrubber:
@@ -119,6 +123,7 @@ class Scrubber:
                 for _ in range(2):
                     if (found := await self._crc32_of(stored.tier, extent)) == checksum:
                         break
+                    await self._in_thread(self._store.vouch, stored.tier, [extent])
                 else:
                     path = self._store.path(stored.tier, extent)
                     place = f"{extent.length} bytes at {extent.offset} of {path}"
@@ -134,12 +139,15 @@ class Scrubber:
         crc = 0
         for start in range(0, length, _PIECE_BYTES):
             piece = Extent(device, offset + start, min(_PIECE_BYTES, length - start))
-            crc = await trio.to_thread.run_sync(
-                self._store.crc32_of, tier, piece, crc, limiter=self._thread, abandon_on_cancel=True
-            )
+            crc = await self._in_thread(self._store.crc32_of, tier, piece, crc)
             self._bytes += piece.length
             await trio.sleep(max(piece.length, _LEAST_BYTES) / self._pace_bytes_s)
         return crc
+
+    async def _in_thread(self, function: Callable[..., _T], *arguments: object) -> _T:
+        return await trio.to_thread.run_sync(
+            function, *arguments, limiter=self._thread, abandon_on_cancel=True
+        )
 
     async def _drop(self, stored: StoredObject, problem: str) -> None:
         dropped = await self._remover.drop([stored.uri], lambda now: now.generation == stored.generation)

@@ -43,6 +43,8 @@ class Store:
     hashing: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(_HASHING))
     suspect: Callable[[int, Exception], None] = lambda _device, _error: None
     """Told in a worker thread that the daemon's own I/O on a device failed, and how."""
+    look: Callable[[int], None] = lambda _device: None
+    """Raises OSError or DeviceError where a device is not in order, or another is in its place. Blocks."""
 
     def path(self, tier: Tier, extent: Extent) -> str:
         """The file or device that a client opens for a chunk."""
@@ -127,6 +129,15 @@ class Store:
         with self._watched(tier, extent):
             data = read_direct(self.path(tier, extent), extent.offset, extent.length)
         return zlib.crc32(data, crc)
+
+    def vouch(self, tier: Tier, extents: Sequence[Extent]) -> None:
+        """Make sure that the devices of these chunks are the pool's own, before anything lasting is made of
+        what was read or written: I/O goes by path, and since the last look another disk may be there. Blocks.
+        OSError or DeviceError where one is not."""
+        if tier is Tier.NVME:
+            for extent in {extent.device: extent for extent in extents}.values():
+                with self._watched(tier, extent):
+                    self.look(extent.device)
 
     @contextmanager
     def _watched(self, tier: Tier, extent: Extent) -> Iterator[None]:
