@@ -88,6 +88,23 @@ async def test_evict_takes_the_object_before_what_is_staged(short_dir: Path) -> 
         assert await client.fetch(URI) == b"new"
 
 
+async def test_evict_gives_up_what_is_withheld_only_where_nothing_is_staged(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        client, cache = await daemon.connect(), daemon.parts.store.cache
+        await client.store(URI, b"the only copy", commit={})
+        cache.withhold(URI)
+        await client.stage(URI, b"given up by its writer")
+        assert (await client.ask("get_write_status", uri=URI))["sync_status"] == "STAGED"
+        assert (await client.ask("evict", uri=URI))["status"] == "EVICTED"
+        assert cache.newest_staged(URI) is None
+        cache.give_back(URI)
+        assert await client.fetch(URI) == b"the only copy"
+        cache.withhold(URI)
+        assert (await client.ask("evict", uri=URI))["status"] == "EVICTED"
+        assert cache.withheld() == []
+        assert (await client.ask("evict", uri=URI))["status"] == "MISS"
+
+
 async def test_purge_deletes_every_object_of_both_tiers_and_no_staged_write(short_dir: Path) -> None:
     async with running(short_dir) as daemon:
         client = await daemon.connect()

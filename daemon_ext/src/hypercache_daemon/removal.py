@@ -40,12 +40,20 @@ class Remover:
         self.evicted_bytes = 0
 
     async def evict(self, uris: Sequence[str]) -> list[bool]:
-        """Delete each committed object, or where there is none the newest staged write; False if neither.
-        A uri that is given twice is evicted once, and both say the same."""
+        """Delete each committed object, or where nobody finds one the newest staged write, or where there is
+        none the object that is withheld; False if neither. A uri that is given twice is evicted once, and
+        both say the same."""
         async with self._store.locks.hold_all(uris):
-            removed = {stored.uri for stored in await self._remove_locked(uris)}
+            doomed = [uri for uri in uris if not self._is_only_staged(uri)]
+            removed = {stored.uri for stored in await self._remove_locked(doomed)}
             gone = {uri: uri in removed or self._discard_newest(uri) for uri in dict.fromkeys(uris)}
         return [gone[uri] for uri in uris]
+
+    def _is_only_staged(self, uri: str) -> bool:
+        """Whether a staged write is all that clients see. Who gives it up doesn't know of what is withheld,
+        which may be the only copy."""
+        cache = self._store.cache
+        return cache.get(uri) is None and cache.newest_staged(uri) is not None
 
     def _discard_newest(self, uri: str) -> bool:
         store = self._store
