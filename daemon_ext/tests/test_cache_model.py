@@ -436,9 +436,8 @@ class CacheMachine(RuleBasedStateMachine):
             model = self.tiers[tier]
             free_bytes = self.free_bytes(tier)
             retired_bytes = sum(pages(hold.extents) for hold in model.retired)
-            most_bytes = free_bytes + retired_bytes + sum(pages(o.extents) for o in self.evictable(tier))
-            assert pool.could_hold(most_bytes)
-            assert not pool.could_hold(most_bytes + 1)
+            assert pool.could_hold(self.most_bytes(tier))
+            assert not pool.could_hold(self.most_bytes(tier) + 1)
             assert pool.missing_bytes(free_bytes) == 0
             kept_bytes = max(0, model.limit_bytes - retired_bytes)
             assert pool.missing_bytes(free_bytes + 1) == PAGE + kept_bytes
@@ -553,33 +552,48 @@ class CacheMachine(RuleBasedStateMachine):
         return LIMITS[prefix] - used - self.staged_under(prefix)
 
     def report(self, uri: str, size: int, tier: Tier) -> NoRoom | None:
-        """Why so much cannot be had now; None where it can."""
-        for prefix, limit in LIMITS.items():
-            if under(uri, prefix) and rounded(size) > self.left_under(prefix):
-                there = self.cache.capacities[prefix]
-                return OverCapacity(
-                    size,
-                    prefix,
-                    limit,
-                    there.used_bytes,
-                    there.staged_bytes,
-                    there.pinned_bytes,
-                    there.dirty_bytes,
-                )
-        if rounded(size) <= self.free_bytes(tier):
-            return None
-        pool = self.cache.pools[tier]
-        return NoSpace(
+        """Why so much cannot be had now, and first of all why evicting would not help; None where it can."""
+        rooms = [self.room_under(prefix, size) for prefix in LIMITS if under(uri, prefix)]
+        rooms.append(self.room_in(tier, size))
+        full = [room for room in rooms if rounded(size) > room[0]]
+        hopeless = [room for room in full if rounded(size) > room[1]]
+        return next((report for _, _, report in hopeless + full), None)
+
+    def room_under(self, prefix: str, size: int) -> tuple[int, int, NoRoom]:
+        """How much is left, how much evicting all would leave, and the report on `size`."""
+        left_bytes, there = self.left_under(prefix), self.cache.capacities[prefix]
+        report = OverCapacity(
+            size,
+            prefix,
+            LIMITS[prefix],
+            there.used_bytes,
+            there.staged_bytes,
+            there.pinned_bytes,
+            there.dirty_bytes,
+        )
+        return left_bytes, left_bytes + sum(pages(o.extents) for o in self.evictable_under(prefix)), report
+
+    def room_in(self, tier: Tier, size: int) -> tuple[int, int, NoRoom]:
+        """The same of a pool."""
+        pool, free_bytes = self.cache.pools[tier], self.free_bytes(tier)
+        report = NoSpace(
             size,
             tier,
             self.tiers[tier].total_bytes,
-            self.free_bytes(tier),
+            free_bytes,
             self.staged_bytes(tier),
             sum(pages(hold.extents) for hold in self.tiers[tier].holds()),
             pool.pinned_bytes,
             pool.dirty_bytes,
             pool.withheld_bytes,
         )
+        return free_bytes, self.most_bytes(tier), report
+
+    def most_bytes(self, tier: Tier) -> int:
+        """What evicting all would leave of a pool, once it has rested."""
+        retired_bytes = sum(pages(hold.extents) for hold in self.tiers[tier].retired)
+        evictable_bytes = sum(pages(stored.extents) for stored in self.evictable(tier))
+        return self.free_bytes(tier) + retired_bytes + evictable_bytes
 
 
 CacheMachine.TestCase.settings = settings(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from daemon_harness import CHUNK, MIB, Client, Daemon, eventually, pattern, running
+from daemon_harness import CHUNK, MIB, Client, Daemon, Message, eventually, pattern, running
 from frames import bits, framed
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -144,6 +144,20 @@ async def test_where_nothing_of_its_own_may_go_a_stage_is_refused_in_words_at_on
         assert await present(client, A + "evictable", B + "free to go") == [A + "evictable", B + "free to go"]
         await client.store(A + "new", pattern(5, MIB))
         assert await present(client, A + "evictable", A + "new") == [A + "new"]
+
+
+@pytest.mark.parametrize("request_of", [{"size_bytes": 17 * MIB, "tier": "ram"}, {"size_bytes": 19 * MIB}])
+async def test_nothing_is_evicted_for_what_the_pool_or_another_prefix_could_never_hold(
+    short_dir: Path, request_of: Message
+) -> None:
+    inner = A + "in/"
+    async with running(short_dir, capacity=(f"{A}=18MiB", f"{inner}=20MiB")) as daemon:
+        client = await daemon.connect()
+        uris = [inner + str(number) for number in range(4)]
+        for number, uri in enumerate(uris):
+            await client.store(uri, pattern(number, 4 * MIB))
+        assert (await client.refusal("stage_write", uri=inner + "big", **request_of))[0] == "NO_SPACE"
+        assert await present(client, *uris) == uris
 
 
 async def test_what_is_appended_counts_and_may_be_refused(short_dir: Path) -> None:

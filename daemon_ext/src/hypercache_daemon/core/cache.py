@@ -399,16 +399,21 @@ class Cache:
 
     def _allocated(self, uri: str, size_bytes: int, tier: Tier) -> tuple[Extent, ...] | NoRoom:
         """Blocks for a writer, or what is too full for them."""
-        # The innermost prefix first: what leaves there makes room in those around it as well.
-        for capacity in reversed(self.capacities.above(uri)):
-            if capacity.missing_bytes(size_bytes):
-                return capacity.no_space(size_bytes)
-        pool = self.pools[tier]
-        extents = pool.blocks.allocate(size_bytes)
-        if extents is None:
-            return pool.no_space(size_bytes)
+        if (full := self._too_full(uri, size_bytes, tier)) is not None:
+            return full.no_space(size_bytes)
+        extents = self.pools[tier].blocks.allocate(size_bytes)
+        assert extents is not None, "a pool that misses nothing has that much"
         self._count_staged(tier, uri, allocated_bytes(extents))
         return extents
+
+    def _too_full(self, uri: str, size_bytes: int, tier: Tier) -> Room | None:
+        """Where room must be made first. Above all that is where none can be: then nothing is evicted
+        elsewhere, in vain."""
+        # The innermost prefix first: what leaves there makes room in those around it as well.
+        rooms: list[Room] = [*reversed(self.capacities.above(uri)), self.pools[tier]]
+        full = [room for room in rooms if room.missing_bytes(size_bytes)]
+        hopeless = [room for room in full if not room.could_hold(size_bytes)]
+        return next(iter(hopeless or full), None)
 
     def _unstage(self, staged: StagedWrite, extents: Sequence[Extent]) -> None:
         """These blocks are no writer's any more; the caller says at once whose they are."""
