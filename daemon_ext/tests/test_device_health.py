@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -588,7 +587,9 @@ async def test_what_is_deleted_while_others_are_given_back_stays_so(
     assert "fault of the daemon" not in caplog.text
 
 
-async def test_a_copy_in_its_place_is_taken_hold_of(short_dir: Path) -> None:
+async def test_a_copy_takes_a_restart_since_clients_have_the_one_before_open(
+    short_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with two_devices(short_dir) as (daemon, client):
         await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
         path = paths(daemon)[FIRST]
@@ -597,24 +598,34 @@ async def test_a_copy_in_its_place_is_taken_hold_of(short_dir: Path) -> None:
         await daemon.parts.health.clear()
         shutil.copy(path.with_name("elsewhere"), path)
         await daemon.parts.health.look_again()
+        assert await uses(client) == ["FAILED", "IN_USE"]
+        told = (await client.ask("ping"))["instance_id"]
+    assert (
+        f"{path} stays out of use: another node or file with the same content is in its place" in caplog.text
+    )
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        assert (await client.ask("ping"))["instance_id"] != told
+        await daemon.parts.health.look_again()
+        assert await uses(client) == ["IN_USE", "IN_USE"]
         assert await client.fetch("dirty") == b"dirty"
-        with path.open("rb") as device, pytest.raises(BlockingIOError):
-            fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-async def test_a_copy_that_another_daemon_holds_stays_out(
-    short_dir: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("_probes")
+async def test_a_copy_under_a_running_daemon_is_noticed_and_the_original_may_come_back(
+    short_dir: Path,
 ) -> None:
     async with two_devices(short_dir) as (daemon, client):
+        await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
         path = paths(daemon)[FIRST]
+        shutil.copy(path, path.with_name("copy"))
         vanish(path)
-        fail(daemon, FIRST)
-        shutil.copy(path.with_name("elsewhere"), path)
-        with path.open("rb") as device:
-            fcntl.flock(device, fcntl.LOCK_EX)
-            await daemon.parts.health.look_again()
-        assert await uses(client) == ["FAILED", "IN_USE"]
-        assert f"{path} is in use by another hypercached" in caplog.text
+        path.with_name("copy").rename(path)
+        await failed(daemon, FIRST)
+        path.with_name("elsewhere").replace(path)
+        await daemon.parts.health.look_again()
+        assert await uses(client) == ["IN_USE", "IN_USE"]
+        assert await client.fetch("dirty") == b"dirty"
 
 
 async def test_what_lies_on_two_failed_devices_waits_for_both(short_dir: Path) -> None:

@@ -169,7 +169,7 @@ def _wired(
     ingester = Ingester(store, writer, backend, background)
     scrubber = Scrubber(store, remover, config.scrub_mib_s * MIB)
     drain_file = config.catalog_dir / DRAIN_FILE_NAME
-    health = DeviceHealth(opened, store, remover, flusher, Access(config.gid()), drain_file)
+    health = DeviceHealth(opened, store, remover, flusher, drain_file)
     handlers = Handlers(
         store,
         writer,

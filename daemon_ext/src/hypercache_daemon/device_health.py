@@ -3,7 +3,8 @@
 Rules:
 1. A device fails by an error of the daemon's own I/O on it, or where a look at its first and last page every
    few seconds finds it gone, silent, cut off or another one; one that a start does without counts as failed.
-   It stays out of use, over restarts too, until the operator says so (SIGHUP) and it is found in order.
+   It stays out of use, over restarts too, until the operator says so (SIGHUP) and it is found in order. A
+   copy takes a restart: only a new instance id has clients let go of the device that they have open.
 2. What has a chunk on a failed device is withheld: nobody finds it. What may be evicted is, since its other
    chunks take up room; what no backend has, or is pinned, waits to be given back with the device.
 3. Staged writes with a chunk on a failed device are dropped: their commit is refused, and they begin anew.
@@ -27,11 +28,11 @@ import trio
 from hypercache_protocol.messages import DeviceInfo
 from hypercache_protocol.states import DIRTY
 
-from .access import Access, DeviceError
+from .access import DeviceError
 from .catalog_rows import Remember
 from .core.objects import StoredObject
 from .device_clearing import DeviceClearing, is_on
-from .device_probe import Member, check, claim_again, in_short, is_its_fault
+from .device_probe import Member, check, in_short, is_its_fault
 from .drain_file import devices_to_drain
 from .flusher import Flusher
 from .removal import Remover
@@ -86,15 +87,12 @@ class DeviceHealth:
         store: Store,
         remover: Remover,
         flusher: Flusher,
-        access: Access,
         drain_file: Path,
     ) -> None:
         self._store = store
         self._clearing = DeviceClearing(store, remover)
         self._flusher = flusher
         self._blocks = opened.blocks
-        self._access = access
-        self._held = opened.pool.held
         self._drain_file = drain_file
         self._devices = [
             _Device(device.index, device.path, device.info, member)
@@ -257,12 +255,6 @@ class DeviceHealth:
 
     async def _put_back(self, device: _Device) -> None:
         error = await self._look_at(device)
-        if error is None and device.member is not None:
-            try:
-                # Quick, since it has just answered.
-                device.member = claim_again(device.member, self._access, self._held)
-            except (OSError, DeviceError) as refusal:
-                error = refusal
         if error is not None:
             log.error("%s stays out of use: %s", device.path, in_short(error))
             return

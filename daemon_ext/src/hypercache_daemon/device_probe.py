@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from .access import Access, DeviceError, named
-from .claims import ALIGNMENT, Node, claim, give_access, node_of
+from .access import DeviceError, named
+from .claims import ALIGNMENT, Node, node_of
 from .direct_reads import read_direct
 from .superblock import SUPERBLOCK_BYTES, Superblock, decode
 
@@ -44,27 +43,17 @@ def is_its_fault(error: Exception) -> bool:
 
 
 def check(member: Member) -> None:
-    """Read the first and the last page of a device.
+    """Read the first and the last page of a device, which has to be the very one and no copy of it.
 
     Raises:
         OSError, DeviceError: it is not in order; or, where `is_its_fault` says so, that cannot be told.
     """
     if _superblock_at(member.path) != member.superblock:
         raise DeviceError("another device, or one that was formatted anew, is in its place")
+    if node_of(Path(member.path).stat()) != member.node:
+        # Clients may have the one before open still and would go on writing to it; a restart ends that.
+        raise DeviceError("another node or file with the same content is in its place, which takes a restart")
     read_direct(member.path, member.superblock.size_bytes - ALIGNMENT, ALIGNMENT)
-
-
-def claim_again(member: Member, access: Access, held: ExitStack) -> Member:
-    """Take hold of what is at the path now, unless it is what the daemon holds already.
-
-    Raises:
-        OSError, DeviceError: it is gone, or something else uses it.
-    """
-    state = Path(member.path).stat()
-    if node_of(state) == member.node:
-        return member
-    give_access(claim(member.path, state, held), access)
-    return Member(member.path, member.superblock, node_of(state))
 
 
 def in_short(error: Exception) -> str:
