@@ -109,6 +109,17 @@ def test_a_thread_s_first_transfer_needs_no_scratch_memory(file_target: str, cou
     assert moved == [ALIGNMENT, ALIGNMENT]
 
 
+def test_a_forked_child_gets_a_copy_of_the_scratch_memory_and_not_the_memory() -> None:
+    pages = direct_io.own_pages(4096)
+    pages[:6] = b"parent"
+    child = os.fork()
+    if child == 0:
+        pages[:6] = b"child!"
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert pages[:6] == b"parent"
+
+
 def test_a_direct_write_pads_to_its_block_and_not_beyond(file_target: str) -> None:
     Path(file_target).write_bytes(b"\x77" * 4 * ALIGNMENT)
     descriptor = os.open(file_target, os.O_RDWR | os.O_DIRECT)

@@ -62,6 +62,12 @@ class Part:
     address: int
 
 
+def own_pages(size_bytes: int) -> mmap.mmap:
+    """Zeroed memory on pages of its own, at least one byte. A forked child gets a copy: pages that it shared,
+    which is what mmap makes unless told otherwise, it could write to while a transfer reads them."""
+    return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 class _Bounce(threading.local):
     """One page-aligned scratch area for each thread, as large as was ever needed."""
 
@@ -70,7 +76,7 @@ class _Bounce(threading.local):
 
     def of(self, size_bytes: int) -> memoryview:
         if len(self._view) < size_bytes:
-            self._view = memoryview(mmap.mmap(-1, size_bytes))
+            self._view = memoryview(own_pages(size_bytes))
         return self._view[:size_bytes]
 
 

@@ -7,14 +7,13 @@ unverifiable. So neither is ever taken for the other.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from typing import TypeGuard
 
 from hypercache_protocol import SyncStatus
 from hypercache_protocol.messages import ChunkLocation, HitReply
 
-from .direct_io import Buffer
+from .direct_io import Buffer, own_pages
 from .engine import Engine, committed
 from .layouts import Answer, ChunkTransfer, cut, doubt_about, doubt_about_lengths, transfers
 from .outcomes import Outcome
@@ -30,7 +29,7 @@ class SealedObject:
         self._payload = payload
         self._body_bytes = body_bytes(payload.size_bytes)
         # Pages of its own, so that it moves past the page cache without a copy.
-        self._tail = Buffer(mmap.mmap(-1, self.size_bytes - self._body_bytes), writable=True)
+        self._tail = Buffer(own_pages(self.size_bytes - self._body_bytes), writable=True)
 
     def transfers(self, index: int, layout: Sequence[ChunkLocation]) -> list[ChunkTransfer]:
         """The transfers that move it from or to a layout whose lengths were checked."""
