@@ -103,3 +103,30 @@ def test_close_skips_what_has_not_begun_and_waits_for_what_has() -> None:
     assert sorted(finished) == [0, 1, 2]
     assert results == [0, 1, 2, *[-1] * 7]
     assert workers.map(work, [1], -1) == [-1]
+
+
+class Interrupted(BaseException):
+    """What Ctrl-C is to a test."""
+
+
+def test_what_interrupts_a_caller_comes_out_only_when_no_thread_is_at_work(
+    workers: ChunkWorkers,
+) -> None:
+    begun, release = threading.Semaphore(0), threading.Event()
+    finished: list[int] = []
+    caller = threading.current_thread()
+
+    def work(item: int) -> None:
+        if threading.current_thread() is caller:
+            for _ in workers.threads:
+                assert begun.acquire(timeout=DEADLINE_S)
+            threading.Timer(0.05, release.set).start()
+            raise Interrupted
+        begun.release()
+        assert release.wait(DEADLINE_S)
+        finished.append(item)
+
+    with pytest.raises(Interrupted):
+        workers.map(work, list(range(100)), None)
+    assert len(finished) == len(workers.threads), "those that had begun, and none after it"
+    assert workers.map(str, [1, 2, 3], "") == ["1", "2", "3"], "the threads are free again"

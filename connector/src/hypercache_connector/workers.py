@@ -2,7 +2,8 @@
 
 Rules:
 1. `offer` never waits: a full or closed queue says no at once.
-2. `ChunkWorkers.map` returns only when no thread touches its items any more.
+2. `ChunkWorkers.map` ends only when no thread touches its items any more, also where an exception (Ctrl-C)
+   interrupts it: who called it may give the memory to something else.
 3. Closing starts nothing new: what waits is handed back or skipped, what runs is waited for.
 
 All threads are daemon threads, so that a program which forgets `close` can still end.
@@ -15,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -98,22 +100,37 @@ class _Batch(Generic[T, R]):
         self.results: list[R] = [skipped] * len(items)
         self.error: Exception | None = None
         self._cursor = itertools.count()
-        self._left = len(items)
-        self._lock = threading.Lock()
-        self._done = threading.Event()
+        self._stopped = False
+        self._changed = threading.Condition()
+        self._helpers = 0
 
     def work(self, closing: threading.Event) -> None:
         """Take items until none is left. Once `closing` is set they are passed over, not worked on."""
-        while (index := next(self._cursor)) < len(self._items):
+        while not self._stopped and (index := next(self._cursor)) < len(self._items):
             if not closing.is_set():
                 self._work_on(index)
-            with self._lock:
-                self._left -= 1
-                if not self._left:
-                    self._done.set()
+
+    def help(self, closing: threading.Event) -> None:
+        """The same in another thread than the caller's, who waits for it."""
+        with self._changed:
+            self._helpers += 1
+        self.work(closing)
+        with self._changed:
+            self._helpers -= 1
+            self._changed.notify_all()
 
     def wait(self) -> None:
-        self._done.wait()
+        """Until all items are through, when the caller found none left: whoever helps later finds none."""
+        with self._changed:
+            while self._helpers:
+                self._changed.wait()
+
+    def stop(self) -> None:
+        """Begin nothing more and wait for what was begun, whatever else interrupts that."""
+        self._stopped = True
+        while self._helpers:
+            with suppress(BaseException):
+                self.wait()
 
     def _work_on(self, index: int) -> None:
         try:
@@ -141,10 +158,14 @@ class ChunkWorkers:
         if len(items) < 2:
             batch.work(self._closing)  # the calling thread is as good as any
         else:
-            for _ in range(min(len(items), len(self.threads))):
-                self._batches.put(batch)  # type: ignore[arg-type]
-            batch.work(self._closing)
-            batch.wait()
+            try:
+                for _ in range(min(len(items), len(self.threads))):
+                    self._batches.put(batch)  # type: ignore[arg-type]
+                batch.work(self._closing)
+                batch.wait()
+            except BaseException:
+                batch.stop()
+                raise
         if batch.error is not None:
             raise batch.error
         return batch.results
@@ -159,5 +180,5 @@ class ChunkWorkers:
 
     def _loop(self) -> None:
         while (batch := self._batches.get()) is not None:
-            batch.work(self._closing)
+            batch.help(self._closing)
             del batch
