@@ -275,6 +275,23 @@ def test_one_flipped_byte_anywhere_is_a_miss_and_a_store_heals_it(scripted, driv
     assert back == data
 
 
+@pytest.mark.parametrize("damage", ["a flipped byte", "a short device"])
+@pytest.mark.parametrize("state", [SyncStatus.COMMITTED, SyncStatus.SYNCING_BACKEND])
+def test_what_no_backend_has_is_a_miss_when_it_is_damaged_and_not_evicted(
+    scripted, driver, damage: str, state: SyncStatus
+) -> None:
+    assert driver.store(["k"], payloads([1000])).ok
+    kept = scripted.objects[uri("k")].model_copy(update={"sync_status": state})
+    scripted.objects[uri("k")] = kept
+    if damage == "a flipped byte":
+        scripted.flip_byte(uri("k"), 0)
+    else:
+        os.truncate(kept.chunk_layout[0].device, 0)
+    assert driver.load(["k"], empty([1000])) == [False]
+    assert scripted.objects[uri("k")] == kept
+    assert driver.count("healing", "evicted") == 0
+
+
 def test_a_device_file_that_was_replaced_is_opened_anew_after_one_miss(scripted, driver, connect) -> None:
     (device,) = scripted.devices = scripted.devices[:1]
     (data,) = payloads([5000])

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from hypercache_protocol import Tier
-from hypercache_protocol.messages import Evict, EvictedReply
+from hypercache_protocol.messages import Evict, EvictedReply, HitReply
+from hypercache_protocol.states import DIRTY
 
 from .checksum import crc32
 from .direct_io import Buffer
@@ -92,7 +93,11 @@ def load_located(
     results = engine.readers.map(partial(_read_chunk, engine, deadline), planned, Outcome.CLOSED)
     outcomes = _opened(engine, sealed, _settled(hits, doubts, planned, results))
     _count_loads(engine, buffers, outcomes, sealed)
-    damaged = {transfer.index for transfer, result in zip(planned, results, strict=True) if result in _DAMAGE}
+    damaged = {
+        transfer.index
+        for transfer, result in zip(planned, results, strict=True)
+        if result in _DAMAGE and not _is_dirty(hits[transfer.index])
+    }
     damaged |= {index for index in sealed if outcomes[index] is Outcome.SEAL_BROKEN}
     _heal(engine, [(uris[index], hits[index]) for index in sorted(damaged)])
     return outcomes
@@ -161,6 +166,12 @@ def _opened(engine: Engine, sealed: Mapping[int, SealedObject], outcomes: list[O
     results = engine.readers.map(lambda index: sealed[index].opened(), read, Outcome.CLOSED)
     opened = dict(zip(read, results, strict=True))
     return [opened.get(index, outcome) for index, outcome in enumerate(outcomes)]
+
+
+def _is_dirty(reply: Answer) -> bool:
+    """What no backend has yet is not for a reader to drop: it may be the device that failed, or another one
+    in its place, and the object comes back with it. The daemon judges that. (It knows nothing of seals.)"""
+    return isinstance(reply, HitReply) and reply.sync_status in DIRTY
 
 
 def _heal(engine: Engine, damaged: Sequence[tuple[str, Answer]]) -> None:
