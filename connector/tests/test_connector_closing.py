@@ -305,6 +305,7 @@ if child == 0:
         lambda: connector.submit_batch_set(["k"], [bytearray(1000)]),
         lambda: connector.submit_batch_delete(["k"]),
         connector.drain_completions,
+        connector.status,
     ):
         try:
             call()
@@ -312,7 +313,7 @@ if child == 0:
             said.append(str(error))
     connector.close()
     expected = f"this connector was made by process {os.getppid()}, and its threads are there: make one"
-    os._exit(0 if len(said) == 5 and all(each.startswith(expected) for each in said) else 1)
+    os._exit(0 if len(said) == 6 and all(each.startswith(expected) for each in said) else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert select.select([connector.event_fd()], [], [], 0)[0], "the child took the parent's signal"
 assert [(each.future_id, each.ok) for each in connector.drain_completions()] == [(future_id, True)]

@@ -210,6 +210,20 @@ def test_what_the_backend_did_not_take_stays_committed_here(
     assert "the daemon refuses: the backend is down" in caplog.text
 
 
+@pytest.mark.parametrize("state", [SyncStatus.LOCAL_ONLY, SyncStatus.COMMITTED, SyncStatus.SYNCING_BACKEND])
+def test_what_no_backend_has_is_written_through_though_it_is_here(scripted2, state: SyncStatus) -> None:
+    with KVStore(scripted2.socket_path) as plain:
+        assert plain.put("k", b"abc")
+    ((uri, hit),) = scripted2.objects.items()
+    scripted2.objects[uri] = hit.model_copy(update={"sync_status": state})
+    with KVStore(scripted2.socket_path, write_through=True, overwrite=False) as store:
+        assert store.put("k", b"abc")
+        assert store.status()["stores"] == {"ok": 1}
+        scripted2.objects[uri] = hit.model_copy(update={"sync_status": SyncStatus.SYNCED_BACKEND})
+        assert store.put("k", b"abc")
+        assert store.status()["stores"] == {"ok": 1, "already_stored": 1}
+
+
 def test_a_refusal_of_the_moment_is_counted_and_not_logged(
     scripted, store: KVStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -440,13 +454,15 @@ store = KVStore(sys.argv[1])
 assert store.put("a", b"abc")
 child = os.fork()
 if child == 0:
-    try:
-        store.get("a")
-    except RuntimeError as error:
-        said = str(error)
+    said = []
+    for call in (lambda: store.get("a"), store.status):
+        try:
+            call()
+        except RuntimeError as error:
+            said.append(f"made by process {os.getppid()}" in str(error))
     store.close()
     with KVStore(sys.argv[1]) as own:
-        os._exit(0 if f"made by process {os.getppid()}" in said and own.get("a") == b"abc" else 1)
+        os._exit(0 if said == [True, True] and own.get("a") == b"abc" else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert store.get("a") == b"abc"
 store.close()

@@ -3,6 +3,7 @@
 import array
 import ctypes
 import mmap
+import warnings
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,12 @@ def a_tensor(**options: Any) -> Any:
     import torch
 
     return torch.arange(24, **options).reshape(2, 3, 4)
+
+
+def _sparse_by_rows() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that such tensors are in beta
+        return a_tensor()[0].to_sparse_csr()
 
 
 def numbers() -> Any:
@@ -123,6 +130,7 @@ REFUSED = {
         r"is on meta.*tensor\.cpu",
     ),
     "a sparse tensor": (lambda: a_tensor().to_sparse(), ValueError, "not contiguous"),
+    "a sparse tensor by rows": (_sparse_by_rows, ValueError, "no plain memory"),
     "a lazy tensor": (lambda: a_tensor().to(_torch("complex64")).conj(), ValueError, "no plain memory"),
     "objects": (lambda: np.zeros(2, object), ValueError, "holds Python objects"),
     "objects behind a view": (lambda: memoryview(np.zeros(2, object)), ValueError, "holds Python objects"),

@@ -154,6 +154,7 @@ class HyperCacheConnector:
 
     def status(self) -> dict[str, Any]:
         """Counts per reason, what waits, and how the daemon is; README.md explains each."""
+        require_home(self._engine, "connector")
         status = report(self._engine)
         status["daemon"]["lookup_lane_open"] = self._lane.is_open
         waiting = {kind.value: queue.waiting for kind, queue in self._queues.items()}

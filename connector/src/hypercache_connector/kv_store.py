@@ -11,7 +11,6 @@ Rules:
 from __future__ import annotations
 
 import hashlib
-import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -24,7 +23,7 @@ from hypercache_protocol.fields import MAX_URI_BYTES, Uri
 from hypercache_protocol.messages import HitReply
 
 from .config import KVStoreConfig, checked, find_socket
-from .direct_io import Buffer
+from .direct_io import Buffer, own_pages
 from .engine import close_engine, located, open_engine, report, require_home
 from .layouts import Answer, doubt_about
 from .memory import buffer_of
@@ -190,6 +189,7 @@ class KVStore:
 
     def status(self) -> dict[str, Any]:
         """Counts per reason, and how the daemon is; connector/README.md explains each."""
+        require_home(self._engine, "KVStore")
         return report(self._engine)
 
     def close(self) -> None:
@@ -263,4 +263,4 @@ def _room_for(hit: Answer) -> Buffer:
     """Memory for what was located, on pages of its own so that it moves past the page cache without a copy;
     none for a miss."""
     size_bytes = hit.object_size if isinstance(hit, HitReply) else 0
-    return Buffer(mmap.mmap(-1, size_bytes) if size_bytes else bytearray(), writable=True)
+    return Buffer(own_pages(size_bytes) if size_bytes else bytearray(), writable=True)

@@ -63,8 +63,8 @@ def _memory(source: object) -> memoryview:
 def _of_tensor(tensor: Any, uint8: Any) -> memoryview:
     if tensor.device.type != "cpu":
         raise _elsewhere(tensor.device)
-    _require_contiguous(tensor.is_contiguous())
     try:
+        _require_contiguous(tensor.is_contiguous())
         # As bytes, since numpy lacks some of torch's types.
         return memoryview(tensor.detach().reshape(-1).view(uint8).numpy())
     except (RuntimeError, TypeError) as error:  # sparse, lazily conjugated, without data …

@@ -6,7 +6,8 @@ Rules:
    that is turned on): the object then tells by itself whether its bytes are whole.
 2. The checksum is that of the caller's bytes, not of what a device gave back.
 3. What is stored already, verifiable and in the same size, is not written again unless asked for. A daemon
-   of wire 2.1 looks for it when it stages; others are asked before.
+   of wire 2.1 looks for it when it stages; others are asked before. What is to be written through is stored
+   only where the backend has it.
 4. A staged write that could not be filled is given back at once; what is left behind when the daemon
    can't be reached, it drops by itself. What a backend refused is committed here all the same, and stays.
 """
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from hypercache_protocol import SyncStatus
 from hypercache_protocol.messages import (
     ChunkLocation,
     CommittedReply,
@@ -142,7 +144,7 @@ def _look(engine: Engine, writes: Sequence[_Write]) -> None:
             write.outcome = answer
             continue
         doubt = doubt_about_object(answer, write.uri, write.buffer.size_bytes, seals=engine.seals)
-        if doubt is Outcome.OK:
+        if doubt is Outcome.OK and _is_where_wanted(engine, answer):
             write.outcome = Outcome.ALREADY_STORED
             unsure += [write] if _tells_no_state(answer) else []
     for write, state in zip(unsure, committed(engine, [write.uri for write in unsure]), strict=True):
@@ -150,15 +152,21 @@ def _look(engine: Engine, writes: Sequence[_Write]) -> None:
             write.outcome = None if state is Outcome.STAGED else state
 
 
+def _is_where_wanted(engine: Engine, answer: Answer) -> bool:
+    if not engine.write_through:
+        return True
+    return isinstance(answer, HitReply) and answer.sync_status is SyncStatus.SYNCED_BACKEND
+
+
 def _tells_no_state(answer: Answer) -> bool:
     return isinstance(answer, HitReply) and answer.sync_status is None
 
 
 def _stage_absent(engine: Engine, writes: Sequence[_Write]) -> bool:
-    """Look and stage in one exchange; False where this daemon can't and nothing was asked. To it, what is
-    sealed is not stored, so with seals in use the connector looks itself."""
+    """Look and stage in one exchange; False where this daemon can't and nothing was asked. It does not look
+    for seals, nor whether the backend has it, so where these matter the connector looks itself."""
     client = engine.client
-    if engine.seals or "unless_stored" not in client.features:
+    if engine.seals or engine.write_through or "unless_stored" not in client.features:
         return False
     requests = _stage_requests(engine, writes)
     answers = answered(engine, len(writes), lambda: client.stage_unless_stored(requests, needs=STORE_NEEDS))
