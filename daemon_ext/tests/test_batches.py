@@ -201,6 +201,22 @@ async def test_unless_stored_stages_all_but_what_is_committed_with_checksums_in_
         assert await client.fetch("whole") == b"12345"
 
 
+async def test_what_the_request_itself_evicts_is_not_said_to_be_stored(short_dir: Path) -> None:
+    sizes = {"head": CHUNK, "tail": 2 * CHUNK, "new": 6 * CHUNK}  # of eight; "new" takes the place of "tail"
+    async with running(short_dir, eviction="lru", evict_above=1, evict_down_to=1) as daemon:
+        client = await framed(daemon)
+        for uri in ("head", "tail"):
+            data = pattern(1, sizes[uri])
+            await client.store({uri: data}, local_only=True, **summed(data))
+        staged = await client.ask(
+            "stage_many", suffixes=list(sizes), sizes=list(sizes.values()), unless_stored=True
+        )
+        assert bits(staged["stored"], 3) == [False, False, False]
+        assert bits(staged["done"], 3) == [False, True, True], "tail anew, for which head had to go"
+        assert codes(staged) == {0: "NO_SPACE"}
+        assert not any(bits((await client.ask("locate_many", suffixes=["head"]))["present"], 1))
+
+
 async def test_without_unless_stored_all_is_staged_and_nothing_is_said_of_it(short_dir: Path) -> None:
     async with running(short_dir) as daemon:
         client = await framed(daemon)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 from operator import is_not
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -81,14 +81,31 @@ def _layout(store: Store, hit: StoredObject | StagedWrite) -> Layout:
 
 # -- staging -------------------------------------------------------------------------------------------
 
+Staged: TypeAlias = StagedWrite | StoredObject | DaemonError
+"""What a stage_many comes to for one uri."""
 
-def stored_already(store: Store, request: StageMany) -> Sequence[StoredObject | None]:
-    """For each uri what is stored of it, where that spares the client to write it again.
+
+def settled_at_once(
+    store: Store, request: StageMany, forbidden: Sequence[DaemonError | None]
+) -> list[Staged | None]:
+    """For each uri what settles it without a staged write: why it is refused at once, or what is stored of it
+    where that spares the client to write it again.
+
+    Args:
+        forbidden: for each uri why the client may not write it, or None.
 
     Raises:
         InvalidMessage: there is not one size for each uri.
     """
     _check_count("sizes", len(request.sizes), len(request.suffixes))
+    stored = _stored(store, request)
+    return [
+        refusal or _uri_refusal(uri) or here
+        for uri, refusal, here in zip(request.uris(), forbidden, stored, strict=True)
+    ]
+
+
+def _stored(store: Store, request: StageMany) -> Sequence[StoredObject | None]:
     if not request.unless_stored:
         return [None] * len(request.suffixes)
     return [
@@ -97,23 +114,9 @@ def stored_already(store: Store, request: StageMany) -> Sequence[StoredObject | 
     ]
 
 
-def stage_requests(
-    request: StageMany,
-    forbidden: Sequence[DaemonError | None],
-    stored: Sequence[StoredObject | None],
-) -> tuple[list[StageWrite], list[DaemonError | StoredObject | None]]:
-    """The single requests, and for each uri what settles it without one: why it is refused at once, or the
-    object that is stored.
-
-    Args:
-        forbidden: for each uri why the client may not write it, or None.
-        stored: for each uri the object that need not be written again, or None.
-    """
-    settled = [
-        refusal or _uri_refusal(uri) or here
-        for uri, refusal, here in zip(request.uris(), forbidden, stored, strict=True)
-    ]
-    requests = [
+def stage_requests(request: StageMany, settled: Sequence[Staged | None]) -> list[StageWrite]:
+    """The single requests for the uris that nothing settles."""
+    return [
         StageWrite.trusted(
             uri=uri,
             size_bytes=size_bytes,
@@ -126,7 +129,18 @@ def stage_requests(
         for uri, size_bytes, result in zip(request.uris(), request.sizes, settled, strict=True)
         if result is None
     ]
-    return requests, settled
+
+
+def still_stored(store: Store, results: Sequence[Staged]) -> list[Staged | None]:
+    """The results, but None for each object that isn't here any more."""
+    return [None if _is_gone(store, result) else result for result in results]
+
+
+def _is_gone(store: Store, result: Staged) -> bool:
+    if not isinstance(result, StoredObject):
+        return False
+    now = store.cache.get(result.uri)
+    return now is None or now.generation != result.generation
 
 
 def _uri_refusal(uri: str) -> DaemonError | None:
@@ -137,9 +151,7 @@ def _uri_refusal(uri: str) -> DaemonError | None:
     return None
 
 
-def staged_reply(
-    store: Store, results: Sequence[StagedWrite | StoredObject | DaemonError], *, tells_stored: bool
-) -> StagedMany:
+def staged_reply(store: Store, results: Sequence[Staged], *, tells_stored: bool) -> StagedMany:
     """The reply to a stage_many; `tells_stored` if the client asked for nothing where it is stored."""
     done = [result for result in results if isinstance(result, StagedWrite)]
     stored = packed_bits([isinstance(result, StoredObject) for result in results])

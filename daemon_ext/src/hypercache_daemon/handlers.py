@@ -243,11 +243,15 @@ class Handlers:
 
     async def _stage_many(self, request: StageMany, caller: Caller) -> Reply:
         forbidden = caller.rights.refusals("stage_many", request.uris())
-        stored = batches.stored_already(self.store, request)
-        requests, settled = batches.stage_requests(request, forbidden, stored)
-        staged = iter(await self.writer.stage(requests, caller.connection_id))
-        results = [result or next(staged) for result in settled]
-        return batches.staged_reply(self.store, results, tells_stored=bool(request.unless_stored))
+        settled = batches.settled_at_once(self.store, request, forbidden)
+        while True:
+            requests = batches.stage_requests(request, settled)
+            staged = iter(await self.writer.stage(requests, caller.connection_id))
+            results = [result or next(staged) for result in settled]
+            # What was stored may have been evicted to make room: then it is to be staged as well.
+            settled = batches.still_stored(self.store, results)
+            if all(settled):
+                return batches.staged_reply(self.store, results, tells_stored=bool(request.unless_stored))
 
     async def _commit_many(self, request: CommitMany, caller: Caller) -> Reply:
         forbidden = caller.rights.refusals("commit_many", request.uris())
