@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import tempfile
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,18 @@ from pathlib import Path
 
 import pytest
 import trio
-from daemon_harness import CHUNK, Client, Daemon, eventually, pattern, running, write_layout
+from daemon_harness import (
+    CHUNK,
+    DEADLINE_S,
+    Client,
+    Daemon,
+    Message,
+    eventually,
+    line,
+    pattern,
+    running,
+    write_layout,
+)
 from frames import framed, layouts_of
 
 from hypercache_daemon.access import DeviceError
@@ -159,6 +171,34 @@ async def test_what_cannot_be_read_back_is_refused_and_stays_staged(short_dir: P
         write_layout(staged["chunk_layout"], b"bytes")
         reply = await client.ask("commit_write", uri=URI, chunk_checksums=sums_of(b"bytes"))
         assert reply["status"] == "WRITECOMMITTED"
+
+
+@pytest.mark.parametrize(
+    "check", [{"chunk_checksums": sums_of(b"bytes")}, {"sha256": hashlib.sha256(b"bytes").hexdigest()}]
+)
+async def test_a_device_that_does_not_answer_keeps_a_stop_no_longer_than_its_grace(
+    short_dir: Path, check: Message
+) -> None:
+    answers = threading.Event()
+
+    def hangs(*_: object) -> str:
+        answers.wait(DEADLINE_S)
+        return "/var/tmp/there-is-no-such-device"
+
+    async with running(short_dir, verify_on_commit=True, shutdown_grace_s=0.1) as daemon:
+        client, store = await daemon.connect(), daemon.parts.store
+        await client.stage(URI, b"bytes", tier="ram")
+        store.path = hangs  # type: ignore[method-assign]
+        await client.send(line("commit_write", uri=URI, **check))
+        await eventually(lambda: store.hashing.borrowed_tokens == 1)
+        daemon.stop.set()
+        try:
+            with trio.fail_after(5):
+                await daemon.ended.wait()
+        finally:
+            answers.set()
+    async with running(short_dir) as daemon:
+        assert await (await daemon.connect()).fetch(URI) is None, "it was never acknowledged"
 
 
 # -- the reading itself --------------------------------------------------------------------------------

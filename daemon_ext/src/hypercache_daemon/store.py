@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import trio
 
@@ -26,6 +27,7 @@ from .locks import UriLocks
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 _HASHING = 4  # threads: more would only take turns at the same disks and CPUs
 
 
@@ -159,7 +161,7 @@ class Store:
                 hasher.update(piece)
             return hasher.hexdigest()
 
-        return await trio.to_thread.run_sync(digest, limiter=self.hashing)
+        return await self._read_back(digest)
 
     async def wrong_chunks(self, staged: StagedWrite, checksums: Sequence[int]) -> list[int]:
         """The numbers of the chunks of a staged write that don't have these CRC-32s, one given for each.
@@ -169,7 +171,12 @@ class Store:
             chunks = enumerate(zip(tuple(staged.extents), checksums, strict=True))
             return [n for n, (extent, crc) in chunks if self.crc32_of(staged.tier, extent) != crc]
 
-        return await trio.to_thread.run_sync(compared, limiter=self.hashing)
+        return await self._read_back(compared)
+
+    async def _read_back(self, read: Callable[[], _T]) -> _T:
+        """What `read` returns, in a worker thread. If cancelled, which is when the daemon ends, it is left
+        alone: a device that doesn't answer must not keep the daemon."""
+        return await trio.to_thread.run_sync(read, limiter=self.hashing, abandon_on_cancel=True)
 
 
 def hold_change(hold: Hold) -> AddHold:
