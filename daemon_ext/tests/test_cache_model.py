@@ -287,8 +287,6 @@ class CacheMachine(RuleBasedStateMachine):
     def withhold(self, data: st.DataObject) -> None:
         stored = self.pick(data, list(self.objects.values()))
         self.cache.withhold(stored.uri)
-        if stored.state is SyncStatus.SYNCING_BACKEND:  # that upload failed
-            stored = replace(stored, state=SyncStatus.COMMITTED)
         self.withheld[stored.uri] = stored
         del self.objects[stored.uri]
 
@@ -305,10 +303,10 @@ class CacheMachine(RuleBasedStateMachine):
         stored = self.pick(data, list(self.objects.values()))
         self.change(replace(stored, pinned=pinned))
 
-    @precondition(lambda self: self.dirty())
+    @precondition(lambda self: self.dirty() or self.withheld_amid_upload())
     @rule(data=st.data(), succeeds=st.booleans())
     def upload(self, data: st.DataObject, succeeds: bool) -> None:
-        stored = self.pick(data, self.dirty())
+        stored = self.pick(data, self.dirty() + self.withheld_amid_upload())
         if stored.state is SyncStatus.COMMITTED:
             event, state = StateEvent.UPLOAD_STARTED, SyncStatus.SYNCING_BACKEND
         elif succeeds:
@@ -321,7 +319,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def change(self, changed: StoredObject) -> None:
         self.cache.apply_change(changed)
-        self.objects[changed.uri] = changed
+        (self.withheld if changed.uri in self.withheld else self.objects)[changed.uri] = changed
 
     @precondition(lambda self: self.objects)
     @rule(uris=st.lists(URIS, max_size=5))
@@ -532,6 +530,9 @@ class CacheMachine(RuleBasedStateMachine):
     def dirty(self) -> list[StoredObject]:
         states = (SyncStatus.COMMITTED, SyncStatus.SYNCING_BACKEND)
         return [stored for stored in self.objects.values() if stored.state in states]
+
+    def withheld_amid_upload(self) -> list[StoredObject]:
+        return [stored for stored in self.withheld.values() if stored.state is SyncStatus.SYNCING_BACKEND]
 
     def evictable(self, tier: Tier) -> list[StoredObject]:
         may = (SyncStatus.SYNCED_BACKEND, SyncStatus.LOCAL_ONLY)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hypercache_daemon.core.allocator import Allocator
@@ -84,13 +86,33 @@ def test_no_policy_takes_what_is_withheld() -> None:
     assert figures(cache) == (1, 1, 0)
 
 
-def test_an_upload_that_was_under_way_begins_again() -> None:
+@pytest.mark.parametrize(
+    ("event", "state"),
+    [
+        (StateEvent.UPLOAD_CONFIRMED, SyncStatus.SYNCED_BACKEND),
+        (StateEvent.UPLOAD_FAILED, SyncStatus.COMMITTED),
+    ],
+)
+@pytest.mark.parametrize("is_back", [False, True], ids=["withheld", "given back"])
+def test_an_upload_that_was_under_way_ends_as_it_does(
+    event: StateEvent, state: SyncStatus, is_back: bool
+) -> None:
     cache = cache_of(a=StateEvent.COMMIT)
     stored = cache.get("a")
     assert stored is not None
     cache.apply_change(cache.changed(stored, StateEvent.UPLOAD_STARTED))
     cache.withhold("a")
-    assert cache.give_back("a").state is SyncStatus.COMMITTED
+    if is_back:
+        cache.give_back("a")
+    owner = cache.owner("a")
+    assert owner is not None
+    cache.apply_change(cache.changed(owner, event))
+    assert cache.withholds_the_newest("a") is (not is_back and state is SyncStatus.COMMITTED)
+    if not is_back:
+        cache.give_back("a")
+    assert cache.get("a") == replace(stored, state=state)
+    assert cache.counts()[state] == 1
+    assert figures(cache) == (1, 0, int(state is SyncStatus.SYNCED_BACKEND))
 
 
 def test_what_is_withheld_can_be_removed_and_replaced() -> None:

@@ -611,6 +611,45 @@ async def test_a_copy_takes_a_restart_since_clients_have_the_one_before_open(
         assert await client.fetch("dirty") == b"dirty"
 
 
+@pytest.mark.parametrize("is_back", [False, True], ids=["withheld", "put back"])
+@pytest.mark.parametrize("failures", [0, 1], ids=["ends well", "fails"])
+async def test_an_upload_that_is_under_way_when_its_device_fails_ends_as_it_does(
+    short_dir: Path, is_back: bool, failures: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = GatedBackend(short_dir / "backend")
+    backend.gate.clear()
+    backend.failures = failures
+    uri = "hypercache://a"
+    try:
+        async with two_devices(short_dir, own_backend=backend) as (daemon, client):
+            daemon.parts.flusher.first_delay_s = 0.01
+            await store_on(client, daemon, FIRST, uri, b"dirty", local_only=False)
+            await eventually(lambda: backend.under_way == 1)
+            fail(daemon, FIRST)
+            await daemon.parts.health.clear()
+            assert [stored.uri for stored in daemon.parts.store.cache.withheld()] == [uri]
+            if is_back:
+                await daemon.parts.health.look_again()
+            backend.gate.set()
+            flusher = daemon.parts.flusher
+            await eventually(lambda: (flusher.failed_uploads, flusher.uploaded_objects) != (0, 0))
+            await daemon.parts.health.clear()
+            if not is_back:
+                assert len(daemon.parts.store.cache.withheld()) == failures, (
+                    "what the backend has was evicted"
+                )
+                assert (await client.ask("locate", uri=uri))["status"] == ("MISS" if failures else "HIT")
+                await daemon.parts.health.look_again()
+            await eventually(lambda: flusher.uploaded_objects == 1)
+            found = await client.ask("locate", uri=uri)
+            assert (found["status"], found["sync_status"]) == ("HIT", "SYNCED_BACKEND")
+            assert flusher.failed_uploads == failures
+            assert len(backend.uploads) == 1 + failures
+    finally:
+        backend.close()
+    assert "fault of the daemon" not in caplog.text
+
+
 @pytest.mark.usefixtures("_probes")
 async def test_a_copy_under_a_running_daemon_is_noticed_and_the_original_may_come_back(
     short_dir: Path,

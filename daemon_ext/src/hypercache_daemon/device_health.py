@@ -26,7 +26,7 @@ from typing import Any
 import trio
 
 from hypercache_protocol.messages import DeviceInfo
-from hypercache_protocol.states import DIRTY
+from hypercache_protocol.states import DIRTY, SyncStatus
 
 from .access import DeviceError
 from .catalog_rows import Remember
@@ -292,8 +292,9 @@ class DeviceHealth:
         clearing, index = self._clearing, device.index
         await clearing.withhold_all(index)
         evicted = await clearing.evict(index, [stored.uri for stored in await clearing.withheld_on(index)])
-        device.unsettled = False
-        waiting = [stored.uri for stored in await clearing.withheld_on(index)]
+        withheld = await clearing.withheld_on(index)
+        device.unsettled = any(stored.state is SyncStatus.SYNCING_BACKEND for stored in withheld)
+        waiting = [stored.uri for stored in withheld]
         log.warning(
             "%d objects with a chunk on %s were evicted, and %d wait for it, since no backend has them or "
             "they are pinned%s",

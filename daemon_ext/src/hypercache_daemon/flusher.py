@@ -4,7 +4,8 @@ Rules:
 1. Uploads of one uri follow each other; the last one is of the newest generation.
 2. An object that is replaced or removed while it is uploaded keeps its blocks until the upload ends, and
    the upload's end changes nothing in the cache.
-3. SYNCED_BACKEND is written to the catalog before anybody is told.
+3. An upload goes on when a device fails under it: whether it ended well is known in the end.
+4. SYNCED_BACKEND is written to the catalog before anybody is told.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class Flusher:
         """Write down how an upload ended; what it was of may be gone or replaced by now."""
         with trio.CancelScope(shield=True):
             async with self._store.locks.hold(stored.uri):
-                now = self._store.cache.get(stored.uri)
+                now = self._store.cache.owner(stored.uri)
                 if now is not None and now.generation == stored.generation:
                     problem = await self._settle_locked(now, problem)
         self._count(stored, problem)

@@ -274,9 +274,12 @@ class Cache:
 
     def apply_change(self, changed: StoredObject) -> None:
         """Put `changed` in the place of the object with its uri: same blocks, other state or pin."""
-        before = self._objects.get(changed.uri)
+        before = self.owner(changed.uri)
         assert before is not None, "only what is here can change"
         assert before.generation == changed.generation, "a change must not swap blocks"
+        if changed.uri in self._withheld:
+            self._withheld[changed.uri] = changed
+            return
         self._count_out(before)
         self._objects.put(changed)
         self._count_in(changed)
@@ -308,12 +311,10 @@ class Cache:
 
     def withhold(self, uri: str) -> None:
         """Let nobody find the object that is here under this uri. Its blocks stay its own until it is given
-        back, removed or replaced."""
+        back, removed or replaced, and an upload that is under way may still end well."""
         stored = self._objects.pop(uri)
         assert stored is not None, "only what is here can be withheld"
         self._count_out(stored)
-        if stored.state is SyncStatus.SYNCING_BACKEND:
-            stored = self.changed(stored, StateEvent.UPLOAD_FAILED)
         self.pools[stored.tier].withheld_bytes += stored.allocated_bytes
         self._withheld[uri] = stored
 
