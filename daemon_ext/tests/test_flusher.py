@@ -451,6 +451,37 @@ async def test_a_write_through_that_is_replaced_before_its_turn_does_not_claim_t
     assert backend.uploaded().count("a/b") == 1
 
 
+@pytest.mark.parametrize("ending", ["evict", "its device fails", "it fails and is put back"])
+async def test_a_write_through_that_is_gone_before_its_turn_is_not_acknowledged(
+    short_dir: Path, backend: GatedBackend, ending: str
+) -> None:
+    backend.gate.clear()
+    async with flushing(short_dir, backend, devices=1, pool_size=17 * MIB) as daemon:
+        client, other = await daemon.connect(), await daemon.connect()
+        for number in range(4):  # every upload there may be
+            await other.store(f"hypercache://{number}", b"bytes", {}, tier="ram")
+        await eventually(lambda: backend.under_way == 4)
+        await client.stage(URI, b"bytes")
+        await client.send(line("commit_write", uri=URI, write_through=True))
+        await eventually(lambda: daemon.parts.store.cache.get(URI) is not None)
+        health = daemon.parts.health
+        if ending == "evict":
+            assert (await other.ask("evict", uri=URI))["status"] == "EVICTED"
+        else:
+            health._judge(health._devices[0], OSError(5, "Input/output error"))
+            await health.clear()
+        if ending == "it fails and is put back":
+            await health.look_again()
+        backend.gate.set()
+        reply = await client.receive()
+        if ending == "it fails and is put back":
+            assert (reply["status"], reply["sync_status"]) == ("WRITECOMMITTED", "SYNCED_BACKEND")
+        else:
+            assert (reply["status"], reply["error_code"]) == ("ERROR", "UNAVAILABLE")
+            assert "did not reach the backend" in reply["error_message"]
+            assert not (backend.folder / "a" / "b").exists()
+
+
 async def test_a_write_through_of_what_was_not_to_be_flushed_goes_through(
     short_dir: Path, backend: GatedBackend
 ) -> None:

@@ -97,7 +97,7 @@ class Flusher:
         """Upload the object now.
 
         Args:
-            generation: that one or none.
+            generation: that one or none; it has to be here still, or a newer one.
 
         Returns:
             None where there is nothing left to do, else what went wrong.
@@ -105,6 +105,8 @@ class Flusher:
         async with self._uploading.hold(uri), self._slots:
             stored = self._store.cache.get(uri)
             target = self._backend.upload_target(uri)
+            if stored is None and generation is not None:
+                return "it was removed, or a device of its failed, before its turn came"
             if stored is None or target is None or stored.state is not SyncStatus.COMMITTED:
                 return None
             if generation is not None and stored.generation != generation:

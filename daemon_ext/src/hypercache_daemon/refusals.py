@@ -26,6 +26,21 @@ def no_backend(uri: str) -> DaemonError:
     )
 
 
+def not_through(uri: str, problem: str, is_here: bool) -> DaemonError:
+    """A write-through did not reach the backend; `is_here`: the cache has the object all the same."""
+    if is_here:
+        return DaemonError(
+            ErrorCode.BACKEND_FAILED,
+            f"commit_write: {uri} is committed in the cache, but the backend did not take it and "
+            f"will be tried again: {problem}",
+        )
+    return DaemonError(
+        ErrorCode.UNAVAILABLE,
+        f"commit_write: {uri} did not reach the backend, and is not found in the cache any more: {problem}; "
+        "stage and commit it again",
+    )
+
+
 def refuse_rest(
     results: dict[int, _T | DaemonError], indexes: Iterable[int], what: str, error: Exception
 ) -> None:

@@ -21,7 +21,7 @@ from .core.cache import Room, StageOptions
 from .core.objects import NoRoom, StagedWrite, StoredObject
 from .errors import DaemonError
 from .flusher import Flusher
-from .refusals import no_backend, no_space, not_staged, refuse_rest, too_many_objects
+from .refusals import no_backend, no_space, not_staged, not_through, refuse_rest, too_many_objects
 from .removal import Remover
 from .store import Store, hold_change, writer_hold
 
@@ -80,8 +80,8 @@ class Writer:
         """Make each staged write the object, durably; with write-through, in the backend too.
 
         Each is refused by itself where nothing is staged, the request contradicts itself or the layout,
-        or the sha256 does not match (the staged write stays), or where the backend failed (the object is
-        committed here and goes on trying).
+        or the sha256 does not match (the staged write stays), or where a write-through did not reach the
+        backend (the object is committed here and goes on trying, unless it was removed meanwhile).
         """
         results: dict[int, StoredObject | DaemonError] = {}
         for indexes in _rounds_of_distinct([request.uri for request in requests]):
@@ -353,14 +353,11 @@ class Writer:
         problem = await self.flusher.upload(stored.uri, stored.generation)
         if problem is not None:
             self.flusher.submit(stored.uri)
-            results[index] = DaemonError(
-                ErrorCode.BACKEND_FAILED,
-                f"commit_write: {stored.uri} is committed in the cache, but the backend did not take it and "
-                f"will be tried again: {problem}",
-            )
-            return
-        now = self.store.cache.get(stored.uri)
-        if now is not None and now.generation == stored.generation:
+        found = self.store.cache.get(stored.uri)
+        now = found if found is not None and found.generation == stored.generation else None
+        if problem is not None:
+            results[index] = not_through(stored.uri, problem, is_here=now is not None)
+        elif now is not None:
             results[index] = now
 
 
