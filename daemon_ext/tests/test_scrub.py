@@ -181,10 +181,26 @@ async def test_blocks_are_not_used_again_while_they_are_read(short_dir: Path) ->
             refused = await client.ask("stage_write", uri="one/more", size_bytes=4 * MIB)
             assert refused["error_code"] == "NO_SPACE"
         found = await report(client)
-        assert (found["objects"], found["corrupt_objects"]) == (1, 0)
+        assert (found["objects"], found["bytes"], found["corrupt_objects"]) == (1, MIB, 0), (
+            "one piece of four"
+        )
         staged = await client.ask("stage_write", uri="one/more", size_bytes=4 * MIB)
         write_layout(staged["chunk_layout"], data)
         assert [chunk["offset"] for chunk in staged["chunk_layout"]] == [places[0]["offset"]]
+
+
+async def test_what_is_evicted_between_two_pieces_frees_its_blocks_at_once(short_dir: Path) -> None:
+    async with running(short_dir, scrub_mib_s=1) as daemon:  # a second after each piece
+        client = await daemon.connect()
+        await store(client, URI, pattern(1, 2 * MIB))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon.parts.scrubber.round)
+            await eventually(lambda: daemon.parts.scrubber.report()["bytes"] == MIB)
+            assert (await client.ask("evict", uri=URI))["status"] == "EVICTED"
+            daemon.parts.store.release_due()
+            pool = (await client.status())["pools"]["nvme"]
+            assert (pool["quarantined_bytes"], pool["free_bytes"]) == (0, pool["total_bytes"])
+            nursery.cancel_scope.cancel()
 
 
 async def test_nobody_waits_for_a_device_that_hangs_under_the_scrub(short_dir: Path) -> None:

@@ -2,8 +2,9 @@
 
 Rules:
 1. It reads from the devices themselves, in a worker thread of its own: no request waits for it.
-2. The blocks of what it reads stay the object's own until it has read them, and only the very object that
-   was read is dropped: what is replaced or evicted meanwhile is nobody's corruption.
+2. The blocks of an object stay its own while a piece is read, and it reads no further once that object is
+   gone: nobody waits hours for them. Only the very object that was read is dropped: what is replaced or
+   evicted meanwhile is nobody's corruption.
 3. Wrong twice in a row is corrupt, once the device is known for the pool's own: its path may lead to another
    since the last look. It is dropped whatever its state, for no copy of it may get any further, and the log
    says what is lost with it: once, since then it is gone.
@@ -107,21 +108,20 @@ class Scrubber:
         stored = self._store.cache.peek(uri)
         if stored is None or stored.checksums is None:
             return
-        self._store.cache.begin_reading(stored)
-        try:
-            problem = await self._problem(stored)
-        finally:
-            self._store.cache.end_reading(stored)
+        problem = await self._problem(stored)
         self._objects += 1
         if problem is not None:
             await self._drop(stored, problem)
 
     async def _problem(self, stored: StoredObject) -> str | None:
-        """Why the object must go, or None."""
+        """Why the object must go, or None; also where it went by itself."""
         try:
             for extent, checksum in zip(stored.extents, stored.checksums or (), strict=True):
                 for _ in range(2):
-                    if (found := await self._crc32_of(stored.tier, extent)) == checksum:
+                    found = await self._crc32_of(stored, extent)
+                    if found is None:
+                        return None
+                    if found == checksum:
                         break
                     await self._in_thread(self._store.vouch, stored.tier, [extent])
                 else:
@@ -134,12 +134,21 @@ class Scrubber:
             return str(error) if lost else None
         return None
 
-    async def _crc32_of(self, tier: Tier, extent: Extent) -> int:
+    async def _crc32_of(self, stored: StoredObject, extent: Extent) -> int | None:
+        """The CRC-32 of a chunk, or None where the object is found no more."""
+        cache = self._store.cache
         device, offset, length = extent
         crc = 0
         for start in range(0, length, _PIECE_BYTES):
             piece = Extent(device, offset + start, min(_PIECE_BYTES, length - start))
-            crc = await self._in_thread(self._store.crc32_of, tier, piece, crc)
+            now = cache.peek(stored.uri)
+            if now is None or now.generation != stored.generation:
+                return None
+            cache.begin_reading(stored)
+            try:
+                crc = await self._in_thread(self._store.crc32_of, stored.tier, piece, crc)
+            finally:
+                cache.end_reading(stored)
             self._bytes += piece.length
             await trio.sleep(max(piece.length, _LEAST_BYTES) / self._pace_bytes_s)
         return crc
