@@ -742,6 +742,18 @@ async def test_a_drained_device_gets_nothing_new_and_loses_what_may_go(short_dir
         await store_on(client, daemon, FIRST, "one")
 
 
+async def test_nobody_waits_for_what_is_drained_because_another_object_is_busy(short_dir: Path) -> None:
+    async with two_devices(short_dir) as (daemon, client):
+        await store_on(client, daemon, FIRST, "zzz")
+        async with trio.open_nursery() as nursery, daemon.parts.store.locks.hold("zzz"):
+            nursery.start_soon(drain, daemon, paths(daemon)[FIRST])
+            lock = daemon.parts.store.locks._locks["zzz"]
+            await eventually(lambda: lock.statistics().tasks_waiting)
+            assert daemon.parts.store.cache.get("one") is None, "it has left"
+            assert (await client.ask("stage_write", uri="one", size_bytes=1))["status"] == "WRITESTAGED"
+        assert daemon.parts.store.cache.get("zzz") is None
+
+
 @pytest.mark.parametrize("text", ["/dev/nowhere\n", "{first}\n/dev/nowhere\n", b"\xff\xfe"], ids=repr)
 async def test_a_drain_file_that_makes_no_sense_changes_nothing(
     short_dir: Path, text: str | bytes, caplog: pytest.LogCaptureFixture

@@ -89,9 +89,14 @@ class DeviceClearing:
         def may_leave(stored: StoredObject) -> bool:
             return is_on(index, stored) and stored.state in EVICTABLE and not stored.pinned
 
+        is_free = self._store.locks.is_free
         evicted = 0
+        busy: list[str] = []  # waited for one by one: nobody else's lock is held meanwhile
         for batch in _slices(uris, _REMOVED_TOGETHER):
-            evicted += len(await self._remover.drop(batch, may_leave))
+            busy += [uri for uri in batch if not is_free(uri)]
+            evicted += len(await self._remover.drop(list(filter(is_free, batch)), may_leave))
+        for uri in busy:
+            evicted += len(await self._remover.drop([uri], may_leave))
         return evicted
 
     def _withhold(self, index: int, uri: str) -> None:
