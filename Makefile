@@ -18,6 +18,9 @@ PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-load
 # No configuration: it names every package, and would warn of those that these tests don't import.
 COVERAGE_OF := --cov-branch --cov-config=/dev/null --cov-report=term:skip-covered --cov-fail-under=100 --cov
 
+# Hundreds of processes start here. Where byte code may not be written each compiles all that it imports anew,
+# which doubles the time of an import of LMCache and is most of a start of hypercached.
+unexport PYTHONDONTWRITEBYTECODE
 export LMCACHE_TRACK_USAGE := false
 export LMCACHE_DISABLE_BANNER := 1
 
