@@ -20,7 +20,8 @@ from daemon_harness import CHUNK, MIB, Client, Daemon, eventually, line, pattern
 from gated_backend import GatedBackend
 
 from hypercache_daemon import device_clearing, device_health
-from hypercache_daemon.device_probe import is_its_fault
+from hypercache_daemon.access import DeviceError
+from hypercache_daemon.device_probe import in_short, is_its_fault
 
 SMALL = 4096
 FIRST, SECOND = 0, 1
@@ -520,29 +521,36 @@ async def test_a_device_that_does_not_answer_has_failed_and_nobody_waits_for_it(
         (OSError(23, "Too many open files in system"), False),
         (OSError(12, "Cannot allocate memory"), False),
         (PermissionError(13, "Permission denied"), False),
+        (OSError(28, "No space left on device"), False),
+        (OSError(122, "Disk quota exceeded"), False),
+        (DeviceError("it was cut off"), True),
+        (RuntimeError("can't start new thread"), False),
     ],
     ids=str,
 )
 async def test_a_device_answers_for_its_own_faults_alone(
-    short_dir: Path, error: OSError, fault: bool, caplog: pytest.LogCaptureFixture
+    short_dir: Path, error: Exception, fault: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert is_its_fault(error) is fault
     async with running(short_dir) as daemon:
         await trio.to_thread.run_sync(daemon.parts.store.suspect, FIRST, error)
-        await eventually(lambda: any(str(error.strerror) in record.message for record in caplog.records))
+        await eventually(lambda: any(in_short(error) in record.message for record in caplog.records))
         assert (daemon.parts.health.report()[FIRST]["failure"] is not None) is fault
 
 
 @pytest.mark.usefixtures("_probes")
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "Permission denied"), RuntimeError("can't start new thread")], ids=str
+)
 async def test_a_doubt_is_told_once_and_again_when_it_comes_again(
-    short_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    short_dir: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     really, failing, looks = device_health.check, [True], [0]
 
     def sometimes(member: Any) -> None:
         looks[0] += 1
         if failing[0]:
-            raise PermissionError(13, "Permission denied")
+            raise error
         really(member)
 
     async def looked_at(times: int) -> None:

@@ -179,7 +179,7 @@ class DeviceHealth:
                 )
         except trio.TooSlowError:
             return DeviceError(f"it does not answer within {_ANSWER_WITHIN_S:g} s")
-        except (OSError, DeviceError) as error:
+        except Exception as error:  # noqa: BLE001 - what is no fault of the device's must not end the daemon
             return error
         return None
 
@@ -189,7 +189,8 @@ class DeviceHealth:
         problem = in_short(error)
         if not is_its_fault(error):
             if problem != device.doubt:
-                log.warning("whether %s is in order cannot be told: %s", device.path, problem)
+                trace = None if isinstance(error, OSError) else error
+                log.warning("whether %s is in order cannot be told: %s", device.path, problem, exc_info=trace)
             device.doubt = problem
             return
         log.error(

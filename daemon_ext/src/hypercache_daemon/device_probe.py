@@ -12,7 +12,17 @@ from .direct_reads import read_direct
 from .superblock import SUPERBLOCK_BYTES, Superblock, decode
 
 _NOT_ITS_FAULT = frozenset(
-    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.EACCES, errno.EPERM}
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.EINTR,
+        errno.EAGAIN,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOSPC,  # of the file system below a device file
+        errno.EDQUOT,
+    }
 )
 
 
@@ -38,8 +48,10 @@ def member_at(path: str) -> Member:
 
 
 def is_its_fault(error: Exception) -> bool:
-    """False where an error of I/O says something of the daemon or the machine, and nothing of the device."""
-    return not (isinstance(error, OSError) and error.errno in _NOT_ITS_FAULT)
+    """False where an error says something of the daemon or the machine, and nothing of the device."""
+    if isinstance(error, OSError):
+        return error.errno not in _NOT_ITS_FAULT
+    return isinstance(error, DeviceError)
 
 
 def check(member: Member) -> None:
