@@ -433,6 +433,7 @@ async def test_what_a_write_back_reads_from_another_disk_never_reaches_the_backe
     uri = "hypercache://old"
     try:
         async with two_devices(short_dir, own_backend=backend) as (daemon, client):
+            daemon.parts.flusher.first_delay_s = 0.01
             await store_on(client, daemon, FIRST, uri, b"dirty", local_only=False, chunk_checksums=None)
             await eventually(lambda: backend.under_way == 1)
             with swapped(paths(daemon)[FIRST]):
