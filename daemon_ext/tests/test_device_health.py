@@ -19,9 +19,10 @@ import trio
 from daemon_harness import CHUNK, MIB, Client, Daemon, eventually, line, pattern, running
 from gated_backend import GatedBackend
 
-from hypercache_daemon import device_clearing, device_health
+from hypercache_daemon import device_clearing, device_health, device_probe
 from hypercache_daemon.access import DeviceError
 from hypercache_daemon.device_probe import in_short, is_its_fault
+from hypercache_daemon.superblock import Superblock
 
 SMALL = 4096
 FIRST, SECOND = 0, 1
@@ -810,3 +811,16 @@ async def test_what_is_on_a_device_is_withheld_at_once_though_its_drain_is_slow(
         fail(daemon, FIRST)
         await eventually(lambda: daemon.parts.store.cache.get("dirty") is None)
         assert await client.fetch("two") == pattern(2, SMALL)
+
+
+def test_what_is_put_in_its_place_between_two_looks_is_not_called_a_copy(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = short_dir / "device"
+    path.write_bytes(bytes(4096))
+    block = Superblock("0" * 32, "1" * 32, 0, 1, 4096)
+    member = device_probe.Member(str(path), block, device_probe.node_of(short_dir.stat()))
+    seen = iter([block, None])
+    monkeypatch.setattr(device_probe, "_superblock_at", lambda _: next(seen))
+    with pytest.raises(DeviceError, match="another device, or one that was formatted anew"):
+        device_probe.check(member)

@@ -60,9 +60,13 @@ def check(member: Member) -> None:
     Raises:
         OSError, DeviceError: it is not in order; or, where `is_its_fault` says so, that cannot be told.
     """
-    if _superblock_at(member.path) != member.superblock:
+    is_whole = _superblock_at(member.path) == member.superblock
+    is_copy = node_of(Path(member.path).stat()) != member.node
+    if is_copy:  # put there between the two looks, maybe
+        is_whole = _superblock_at(member.path) == member.superblock
+    if not is_whole:
         raise DeviceError("another device, or one that was formatted anew, is in its place")
-    if node_of(Path(member.path).stat()) != member.node:
+    if is_copy:
         # Clients may have the one before open still and would go on writing to it; a restart ends that.
         raise DeviceError("another node or file with the same content is in its place, which takes a restart")
     read_direct(member.path, member.superblock.size_bytes - ALIGNMENT, ALIGNMENT)
