@@ -104,8 +104,9 @@ IN_MEMORY = (
     _objects(4, keys=64, rounds=3),
     _objects(14, keys=16, rounds=3),
 )
-ON_DISK = (_objects(4, keys=8, rounds=2), _objects(14, keys=4, rounds=2))
-"""Lookups move nothing, so the disk would not tell; and it is slow, so there is less of everything."""
+ON_DISK = (_objects(4, keys=8, rounds=6), _objects(14, keys=4, rounds=6))
+"""Lookups move nothing, so the disk would not tell. It is slow, so the batches are small; and what one takes
+varies by two, so there are more of them."""
 
 
 def turns(storages: Sequence[Storage], peers: Sequence[Peer], number: int, word: str) -> Iterator[Turn]:
