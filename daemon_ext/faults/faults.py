@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import disks
-from forked_daemons import BlockingClient, ForkedDaemon
+from forked_daemons import BlockingClient, ForkedDaemon, checked_status
 from killed_daemon import KillAt
 from random_clients import read_verified
-from scene import Scene, status_of, wait_until
+from scene import Scene, wait_until
 
 STATE_DISK_BYTES = 32 << 20  # SQLite's log may have 16 MiB
 BACKEND_DISK_BYTES = 64 << 20
@@ -163,9 +163,9 @@ def fail_backend(scene: Scene) -> None:
     daemon = scene.start()
     with daemon.connect() as client, scene.clients_at_work(daemon):
         scene.pause()
-        failed = status_of(client)["backend"]["failed_uploads"]
+        failed = failed_uploads(client)
         with gone(scene.backend):
-            wait_until(lambda: status_of(client)["backend"]["failed_uploads"] > failed, "an upload failed")
+            wait_until(lambda: failed_uploads(client) > failed, "an upload failed")
             scene.pause()
     scene.check_backend(daemon)
     scene.check(daemon)
@@ -211,7 +211,7 @@ def lose_device(scene: Scene) -> None:
     with daemon.connect() as client, scene.misses_allowed(), gone(scene.backend):
         with scene.clients_at_work(daemon):
             scene.pause()
-        device = Path(scene.chance.choice(status_of(client)["devices"]))
+        device = Path(scene.chance.choice(checked_status(client)["devices"]))
         some = scene.ledgers[::2]  # what the others stored waits for the device
         with gone(device), scene.clients_at_work(daemon, some):
             wait_until(lambda: "FAILED" in uses(client), "the daemon noticed that the device is gone")
@@ -222,9 +222,13 @@ def lose_device(scene: Scene) -> None:
     scene.check_backend(daemon)
 
 
+def failed_uploads(client: BlockingClient) -> int:
+    return int(checked_status(client)["backend"]["failed_uploads"])
+
+
 def uses(client: BlockingClient) -> list[str]:
     """What each device is good for."""
-    return [device["use"] for device in status_of(client)["device_health"]]
+    return [device["use"] for device in checked_status(client)["device_health"]]
 
 
 FAULTS = (

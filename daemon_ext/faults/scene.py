@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from daemon_harness import MIB
-from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Gone, Message
+from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Gone, Message, checked_status
 from killed_daemon import KillAt
 from random_clients import CLIENTS, Ledger, at_work, read_verified
 
@@ -108,7 +108,7 @@ class Scene:
     def check(self, daemon: ForkedDaemon) -> None:
         """Count what is none of what the clients were told; every pool's sum is right."""
         with connected(daemon) as client:
-            status_of(client)
+            checked_status(client)
             for ledger in self.ledgers:
                 for uri in ledger.uris():
                     ledger.judge(uri, read_verified(client, uri))
@@ -122,7 +122,7 @@ class Scene:
     def check_backend(self, daemon: ForkedDaemon) -> None:
         """What was to be flushed is in the backend in the end."""
         with daemon.connect() as client:
-            wait_until(lambda: not dirty(status_of(client)), "all was written to the backend")
+            wait_until(lambda: not dirty(checked_status(client)), "all was written to the backend")
         for ledger in self.ledgers:
             for uri, content in ledger.objects.items():
                 if content.flushed:
@@ -145,15 +145,6 @@ def connected(daemon: ForkedDaemon) -> BlockingClient:
     except Gone:
         status = daemon.wait()
         raise AssertionError(f"the daemon ended with {status}:\n{daemon.log()[-2000:]}") from None
-
-
-def status_of(client: BlockingClient) -> Message:
-    """What get_status says; every pool's sum is checked on the way."""
-    status = client.ask("get_status")
-    for pool in status["pools"].values():
-        parts = ("free_bytes", "used_bytes", "staged_bytes", "quarantined_bytes")
-        assert sum(pool[part] for part in parts) == pool["total_bytes"], pool
-    return status
 
 
 def dirty(status: Message) -> int:

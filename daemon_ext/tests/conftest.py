@@ -18,6 +18,8 @@ from hypercache_compat.forked import fork_daemon
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
+from forked_daemons import Forks, daemon_forks
+
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_daemons() -> Iterator[None]:
@@ -32,3 +34,10 @@ def short_dir() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="hc", dir="/dev/shm"))  # where a sync costs nothing
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """Starts daemons in processes of their own."""
+    with daemon_forks() as made:
+        yield made

@@ -9,7 +9,18 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from daemon_harness import CHUNK, MIB, Daemon, Message, line, pattern, read_layout, running, write_layout
+from daemon_harness import (
+    CHUNK,
+    MIB,
+    Daemon,
+    Message,
+    line,
+    pattern,
+    read_layout,
+    running,
+    sums_of,
+    write_layout,
+)
 from frames import FrameClient, bits, column, framed, layouts_of
 
 from hypercache_daemon.catalog import CatalogError
@@ -28,10 +39,6 @@ NOTHING: Message = {
     "chunk_lengths": b"",
     "chunk_checksums": b"",
 }
-
-
-def sums_of(data: bytes) -> list[int]:
-    return [zlib.crc32(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
 
 
 def summed(*objects: bytes) -> Message:

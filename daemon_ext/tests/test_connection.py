@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from daemon_harness import (
     Daemon,
     eventually,
     line,
+    no_checking,
     pattern,
     running,
 )
@@ -151,7 +150,7 @@ async def test_replies_come_in_the_order_of_the_requests_and_are_not_held_back_b
     async with running(short_dir) as daemon:
         client = await daemon.connect()
         await client.stage(URI, b"bytes")
-        with no_hashing(daemon):
+        with no_checking(daemon):
             await client.send(PING + line("commit_write", uri=URI, sha256="0" * 64) + PING)
             assert (await client.receive())["status"] == "PONG"
             with trio.move_on_after(0.1) as nothing:
@@ -159,20 +158,6 @@ async def test_replies_come_in_the_order_of_the_requests_and_are_not_held_back_b
             assert nothing.cancelled_caught
         assert (await client.receive())["error_code"] == "CHECKSUM_MISMATCH"
         assert (await client.receive())["status"] == "PONG"
-
-
-@contextmanager
-def no_hashing(daemon: Daemon) -> Iterator[None]:
-    """A commit with a sha256 waits as long as this holds every place for such checks."""
-    limiter = daemon.parts.store.hashing
-    holders = [object() for _ in range(int(limiter.total_tokens))]
-    for holder in holders:
-        limiter.acquire_on_behalf_of_nowait(holder)
-    try:
-        yield
-    finally:
-        for holder in holders:
-            limiter.release_on_behalf_of(holder)
 
 
 # -- how it ends ---------------------------------------------------------------------------------------
@@ -377,7 +362,7 @@ async def test_stopping_answers_all_that_was_asked_before_it_closes(short_dir: P
         client, idle = await daemon.connect(), await daemon.connect()
         await idle.ask("ping")
         await client.stage(URI, b"bytes")
-        with no_hashing(daemon):
+        with no_checking(daemon):
             await client.send(line("commit_write", uri=URI, sha256="0" * 64) + PING)
             await client.send(line("commit_write", uri=URI))
             await eventually(lambda: daemon.parts.store.hashing.statistics().tasks_waiting == 1)

@@ -9,13 +9,12 @@ import signal
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from daemon_harness import MIB, pattern, read_layout, write_layout
-from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Message, daemon_forks
+from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Message, small_pool
 
 from hypercache_compat.daemon_process import run_refused
 from hypercache_daemon.catalog_rows import AddHold, hold_row
@@ -23,20 +22,6 @@ from hypercache_daemon.core.allocator import Extent
 from hypercache_protocol.fields import Tier
 
 URI = "hypercache://a/b"
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with daemon_forks() as made:
-        yield made
-
-
-def arguments(folder: Path, *more: str) -> list[str]:
-    return [
-        *("--pool-dir", str(folder / "pool"), "--pool-size", str(34 * MIB), "--devices", "2"),
-        *("--ram-dir", str(folder / "ram"), "--ram-size", str(16 * MIB)),
-        *more,
-    ]
 
 
 def store(client: BlockingClient, uri: str, data: bytes, **fields: object) -> Message:
@@ -56,7 +41,7 @@ def fetch(client: BlockingClient, uri: str) -> bytes | None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it_in_order(forks: Forks, short_dir: Path, number: signal.Signals) -> None:
-    daemon = forks.start(short_dir, arguments(short_dir))
+    daemon = forks.start(short_dir, small_pool(short_dir))
     with daemon.connect() as client:
         store(client, URI, b"bytes")
         os.kill(daemon.pid, number)
@@ -66,14 +51,14 @@ def test_a_signal_stops_it_in_order(forks: Forks, short_dir: Path, number: signa
     assert "catalog.sqlite" in files
     assert not files & {"catalog.sqlite-wal", "catalog.sqlite-shm"}, "the catalog was closed"
     assert "Traceback" not in daemon.log()
-    with forks.start(short_dir, arguments(short_dir)).connect() as client:
+    with forks.start(short_dir, small_pool(short_dir)).connect() as client:
         assert fetch(client, URI) == b"bytes"
 
 
 def test_a_hangup_makes_it_look_at_the_devices_and_the_drain_file_again(
     forks: Forks, short_dir: Path
 ) -> None:
-    daemon = forks.start(short_dir, arguments(short_dir))
+    daemon = forks.start(short_dir, small_pool(short_dir))
     with daemon.connect() as client:
         store(client, URI, b"bytes")
         first = client.ask("get_status")["device_health"][0]["path"]
@@ -90,7 +75,7 @@ def test_a_hangup_makes_it_look_at_the_devices_and_the_drain_file_again(
 
 
 def test_a_signal_while_it_starts_is_not_lost(forks: Forks, short_dir: Path) -> None:
-    daemon = forks.start(short_dir, arguments(short_dir))
+    daemon = forks.start(short_dir, small_pool(short_dir))
     deadline = time.monotonic() + DEADLINE_S
     while not (short_dir / "s").exists():
         assert time.monotonic() < deadline
@@ -102,10 +87,10 @@ def test_a_signal_while_it_starts_is_not_lost(forks: Forks, short_dir: Path) -> 
 def test_a_second_daemon_on_the_same_socket_is_refused_and_the_first_goes_on(
     forks: Forks, short_dir: Path
 ) -> None:
-    daemon = forks.start(short_dir, arguments(short_dir))
+    daemon = forks.start(short_dir, small_pool(short_dir))
     with daemon.connect() as client:
         store(client, URI, b"bytes")
-        done = refused("--socket", str(short_dir / "s"), *arguments(short_dir, "--format"))
+        done = refused("--socket", str(short_dir / "s"), *small_pool(short_dir, "--format"))
         assert "already answers" in done
         assert fetch(client, URI) == b"bytes"
         assert client.ask("ping")["status"] == "PONG"
@@ -114,11 +99,11 @@ def test_a_second_daemon_on_the_same_socket_is_refused_and_the_first_goes_on(
 def test_a_second_daemon_on_the_same_pool_is_refused_and_takes_only_its_own_socket_away(
     forks: Forks, short_dir: Path
 ) -> None:
-    daemon = forks.start(short_dir, arguments(short_dir))
+    daemon = forks.start(short_dir, small_pool(short_dir))
     with daemon.connect() as client:
         store(client, URI, b"bytes")
         other = short_dir / "other"
-        assert str(short_dir / "pool") in refused("--socket", str(other), *arguments(short_dir, "--format"))
+        assert str(short_dir / "pool") in refused("--socket", str(other), *small_pool(short_dir, "--format"))
         assert not other.exists()
         assert fetch(client, URI) == b"bytes"
 
@@ -145,7 +130,7 @@ def sentence_of(daemon: ForkedDaemon) -> str:
 def test_a_missing_catalog_is_refused_with_the_way_out_and_format_starts_empty(
     forks: Forks, short_dir: Path
 ) -> None:
-    daemon = forks.start(short_dir, arguments(short_dir))
+    daemon = forks.start(short_dir, small_pool(short_dir))
     with daemon.connect() as client:
         store(client, URI, b"bytes")
     daemon.kill()
@@ -153,19 +138,19 @@ def test_a_missing_catalog_is_refused_with_the_way_out_and_format_starts_empty(
     image = {path.name: path.read_bytes() for path in catalog.parent.glob("catalog.sqlite*")}
     for name in image:
         (catalog.parent / name).unlink()
-    sentence = sentence_of(forks.start(short_dir, arguments(short_dir)))
+    sentence = sentence_of(forks.start(short_dir, small_pool(short_dir)))
     assert str(catalog) in sentence
     assert "--format" in sentence
     assert not (short_dir / "s").exists()
     catalog.write_bytes(image["catalog.sqlite"][:5000])
-    assert "malformed" in sentence_of(forks.start(short_dir, arguments(short_dir)))
+    assert "malformed" in sentence_of(forks.start(short_dir, small_pool(short_dir)))
     for name, data in image.items():
         (catalog.parent / name).write_bytes(data)
-    daemon = forks.start(short_dir, arguments(short_dir))
+    daemon = forks.start(short_dir, small_pool(short_dir))
     with daemon.connect() as client:
         assert fetch(client, URI) == b"bytes"
     daemon.kill()
-    with forks.start(short_dir, arguments(short_dir, "--format")).connect() as client:
+    with forks.start(short_dir, small_pool(short_dir, "--format")).connect() as client:
         assert client.ask("locate", uri=URI)["status"] == "MISS"
 
 
@@ -173,21 +158,21 @@ def test_the_catalog_of_another_pool_is_refused(forks: Forks, short_dir: Path) -
     folders = [short_dir / "1", short_dir / "2"]
     for folder in folders:
         folder.mkdir()
-        daemon = forks.start(folder, arguments(folder))
+        daemon = forks.start(folder, small_pool(folder))
         with daemon.connect() as client:
             store(client, URI, b"bytes")
             os.kill(daemon.pid, signal.SIGTERM)
             daemon.wait()
     one, two = [folder / "pool" / "catalog.sqlite" for folder in folders]
     one.write_bytes(two.read_bytes())
-    sentence = sentence_of(forks.start(folders[0], arguments(folders[0])))
+    sentence = sentence_of(forks.start(folders[0], small_pool(folders[0])))
     assert "another pool" in sentence
     assert one.read_bytes() == two.read_bytes()
 
 
 def test_a_catalog_that_does_not_fit_the_devices_is_refused(forks: Forks, short_dir: Path) -> None:
     """An old copy of the catalog beside newer devices shows nothing; blocks with two owners do."""
-    daemon = forks.start(short_dir, arguments(short_dir))
+    daemon = forks.start(short_dir, small_pool(short_dir))
     with daemon.connect() as client:
         store(client, URI, b"bytes")
         place = client.ask("locate", uri=URI)["chunk_layout"][0]
@@ -198,7 +183,7 @@ def test_a_catalog_that_does_not_fit_the_devices_is_refused(forks: Forks, short_
     connection.execute("INSERT INTO holds VALUES (?, ?, ?, ?, ?, ?)", hold_row(hold))
     connection.commit()
     connection.close()
-    sentence = sentence_of(forks.start(short_dir, arguments(short_dir)))
+    sentence = sentence_of(forks.start(short_dir, small_pool(short_dir)))
     assert "does not fit the devices" in sentence
     assert "--format" in sentence
 
@@ -207,7 +192,7 @@ def test_a_catalog_that_does_not_fit_the_devices_is_refused(forks: Forks, short_
 
 
 def test_endless_lines_of_many_clients_cost_no_memory_to_speak_of(forks: Forks, short_dir: Path) -> None:
-    daemon = forks.start(short_dir, arguments(short_dir))
+    daemon = forks.start(short_dir, small_pool(short_dir))
     with daemon.connect() as client, ExitStack() as stack:
         before = peak_bytes(daemon)
         sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(8)]
@@ -233,7 +218,7 @@ def peak_bytes(daemon: ForkedDaemon) -> int:
 def test_without_descriptors_the_daemon_serves_on_and_lets_others_in_when_there_are_some_again(
     forks: Forks, short_dir: Path
 ) -> None:
-    daemon = forks.start(short_dir, arguments(short_dir))
+    daemon = forks.start(short_dir, small_pool(short_dir))
     with daemon.connect() as client:
         store(client, "kept", pattern(1, 5000))
         used = len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
@@ -264,7 +249,7 @@ def test_without_descriptors_the_daemon_serves_on_and_lets_others_in_when_there_
 
 def test_the_soft_limit_of_descriptors_is_raised_to_the_hard_one(forks: Forks, short_dir: Path) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    daemon = forks.start(short_dir, arguments(short_dir), descriptors=(256, hard))
+    daemon = forks.start(short_dir, small_pool(short_dir), descriptors=(256, hard))
     daemon.connect().close()
     assert resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE) == (hard, hard)
 
@@ -272,7 +257,7 @@ def test_the_soft_limit_of_descriptors_is_raised_to_the_hard_one(forks: Forks, s
 def test_a_catalog_that_cannot_be_written_fails_the_requests_and_loses_nothing(
     forks: Forks, short_dir: Path
 ) -> None:
-    daemon = forks.start(short_dir, arguments(short_dir))
+    daemon = forks.start(short_dir, small_pool(short_dir))
     with daemon.connect() as client:
         store(client, "kept", pattern(1, 5000))
         client.ask("stage_write", uri=URI, size_bytes=5)
@@ -300,6 +285,6 @@ def test_a_catalog_that_cannot_be_written_fails_the_requests_and_loses_nothing(
         assert client.ask("commit_write", uri=URI)["status"] == "WRITECOMMITTED"
         assert client.ask("evict", uri="kept")["status"] == "EVICTED"
     daemon.kill()
-    with forks.start(short_dir, arguments(short_dir)).connect() as client:
+    with forks.start(short_dir, small_pool(short_dir)).connect() as client:
         assert client.ask("locate", uri="kept")["status"] == "MISS"
         assert client.ask("get_write_status", uri=URI)["sync_status"] == "COMMITTED"

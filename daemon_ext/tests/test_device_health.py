@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import trio
-from daemon_harness import CHUNK, MIB, Client, Daemon, eventually, line, pattern, running
+from daemon_harness import CHUNK, MIB, Client, Daemon, eventually, line, no_checking, pattern, running
 from gated_backend import GatedBackend
 
 from hypercache_daemon import device_clearing, device_health, device_probe
@@ -275,7 +275,7 @@ async def test_a_commit_under_way_does_not_slip_through(short_dir: Path) -> None
     async with two_devices(short_dir) as (daemon, client):
         data = pattern(4, CHUNK + SMALL)
         await client.stage("both", data)
-        with held_up(daemon):
+        with no_checking(daemon):
             await client.send(line("commit_write", uri="both", sha256=hashlib.sha256(data).hexdigest()))
             await eventually(lambda: not daemon.parts.store.locks.is_free("both"))
             fail(daemon, FIRST)
@@ -287,20 +287,6 @@ async def test_a_commit_under_way_does_not_slip_through(short_dir: Path) -> None
         assert await client.fetch("both") is None
         await daemon.parts.health.look_again()
         assert await client.fetch("both") == data
-
-
-@contextmanager
-def held_up(daemon: Daemon) -> Iterator[None]:
-    """A commit with a sha256 waits as long as this holds every place for such checks."""
-    limiter = daemon.parts.store.hashing
-    holders = [object() for _ in range(int(limiter.total_tokens))]
-    for holder in holders:
-        limiter.acquire_on_behalf_of_nowait(holder)
-    try:
-        yield
-    finally:
-        for holder in holders:
-            limiter.release_on_behalf_of(holder)
 
 
 @pytest.mark.parametrize("ending", ["evict", "purge", "replace"])

@@ -10,31 +10,17 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 from daemon_harness import CHUNK, MIB, pattern, read_layout, write_layout
-from forked_daemons import BlockingClient, ForkedDaemon, Forks, Gone, Message, daemon_forks
+from forked_daemons import BlockingClient, ForkedDaemon, Forks, Gone, Message, checked_status, small_pool
 from killed_daemon import KillAt
 
 Place = tuple[str, int, int]  # device, offset, length
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with daemon_forks() as made:
-        yield made
-
-
-def arguments(folder: Path, *more: str) -> list[str]:
-    return [
-        *("--pool-dir", str(folder / "pool"), "--pool-size", str(34 * MIB), "--devices", "2"),
-        *("--ram-dir", str(folder / "ram"), "--ram-size", str(16 * MIB)),
-        *more,
-    ]
 
 
 @dataclass
@@ -164,14 +150,6 @@ def check_after(daemon: ForkedDaemon, ledger: Ledger) -> None:
                 check_apart(places(reply), owned + ledger.unfinished_places())
 
 
-def checked_status(client: BlockingClient) -> Message:
-    status = client.ask("get_status")
-    for pool in status["pools"].values():
-        parts = ("free_bytes", "used_bytes", "staged_bytes", "quarantined_bytes")
-        assert sum(pool[part] for part in parts) == pool["total_bytes"], pool
-    return status
-
-
 def check_apart(new: Sequence[Place], taken: Sequence[Place]) -> None:
     ends = {(device, offset): offset + length for device, offset, length in taken}
     for device, offset, length in new:
@@ -198,7 +176,7 @@ def test_a_kill_at_any_step_of_any_change_loses_nothing_acknowledged(
         folder = short_dir / str(after)
         folder.mkdir()
         killed, ledger = run_and_be_killed(forks, folder, replace(SWEEPS[sweep], after=after))
-        again = forks.start(folder, arguments(folder))
+        again = forks.start(folder, small_pool(folder))
         check_after(again, ledger)
         again.kill()
         shutil.rmtree(folder)
@@ -209,7 +187,7 @@ def test_a_kill_at_any_step_of_any_change_loses_nothing_acknowledged(
 
 def run_and_be_killed(forks: Forks, folder: Path, kill: KillAt) -> tuple[bool, Ledger]:
     ledger = Ledger()
-    daemon = forks.start(folder, arguments(folder), kill)
+    daemon = forks.start(folder, small_pool(folder), kill)
     with daemon.connect() as client:
         try:
             workload(Writer(client, ledger))
@@ -231,10 +209,10 @@ def test_a_kill_at_any_step_of_the_first_start_leaves_nothing_that_a_second_star
     for after in count(1):
         folder = short_dir / str(after)
         folder.mkdir()
-        daemon = forks.start(folder, arguments(folder), KillAt(after, thread="main", calls=STEPS))
+        daemon = forks.start(folder, small_pool(folder), KillAt(after, thread="main", calls=STEPS))
         came_up = answers(daemon)
         daemon.kill()
-        again = forks.start(folder, arguments(folder))
+        again = forks.start(folder, small_pool(folder))
         with again.connect() as client:
             Writer(client, Ledger()).store("a", pattern(after, 10_000))
             assert checked_status(client)["objects"] == 1
@@ -259,7 +237,7 @@ def test_a_kill_at_any_step_of_a_format_leaves_the_old_pool_or_a_refusal_or_an_e
     template = short_dir / "t"
     template.mkdir()
     ledger = Ledger()
-    daemon = forks.start(template, arguments(template))
+    daemon = forks.start(template, small_pool(template))
     with daemon.connect() as client:
         Writer(client, ledger).store("a", pattern(1, CHUNK + 5))
     daemon.kill()
@@ -268,12 +246,12 @@ def test_a_kill_at_any_step_of_a_format_leaves_the_old_pool_or_a_refusal_or_an_e
     for after in count(1, 2):
         restored(template, folder)
         step = KillAt(after, thread="main", calls=STEPS)
-        daemon = forks.start(folder, arguments(folder, "--format"), step)
+        daemon = forks.start(folder, small_pool(folder, "--format"), step)
         came_up = answers(daemon)
         daemon.kill()
-        outcomes.append(outcome(forks.start(folder, arguments(folder)), ledger))
+        outcomes.append(outcome(forks.start(folder, small_pool(folder)), ledger))
         if outcomes[-1] == "refused":
-            daemon = forks.start(folder, arguments(folder, "--format"))
+            daemon = forks.start(folder, small_pool(folder, "--format"))
             with daemon.connect() as client:
                 assert checked_status(client)["objects"] == 0
             daemon.kill()
@@ -318,7 +296,7 @@ def test_kills_at_random_moments_of_many_writers_lose_nothing_and_give_no_wrong_
     more = ("--stage-expiry-s", "0.2", "--quarantine-s", "0.05", "--backend", str(short_dir / "backend"))
     commits = 0
     for _ in range(4):  # `make faults` goes on for longer
-        daemon = forks.start(short_dir, arguments(short_dir, *more))
+        daemon = forks.start(short_dir, small_pool(short_dir, *more))
         daemon.connect().close()
         writers = [
             threading.Thread(target=write_at_random, args=(daemon, number, ledger, chance.random()))
@@ -330,7 +308,7 @@ def test_kills_at_random_moments_of_many_writers_lose_nothing_and_give_no_wrong_
         daemon.kill()
         for thread in writers:
             thread.join()
-        again = forks.start(short_dir, arguments(short_dir, *more))
+        again = forks.start(short_dir, small_pool(short_dir, *more))
         with again.connect() as client:
             commits += sum(check_contents(client, ledger) for ledger in ledgers)
             assert checked_status(client)["objects_by_state"]["STAGED"] == 0

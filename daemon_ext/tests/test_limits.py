@@ -14,17 +14,11 @@ from pathlib import Path
 import pytest
 import trio
 from daemon_harness import DEADLINE_S, MIB, Client, config_for, eventually, line, running
-from forked_daemons import BlockingClient, ForkedDaemon, Forks, daemon_forks
+from forked_daemons import BlockingClient, ForkedDaemon, Forks
 from frames import bits, framed
 from gated_backend import GatedBackend
 
 PING = b'{"action": "ping"}\n'
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with daemon_forks() as made:
-        yield made
 
 
 # -- idle connections ----------------------------------------------------------------------------------

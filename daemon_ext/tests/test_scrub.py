@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
-from daemon_harness import CHUNK, MIB, Client, Daemon, Message, eventually, pattern, running, write_layout
+from daemon_harness import (
+    CHUNK,
+    MIB,
+    Client,
+    Daemon,
+    Message,
+    eventually,
+    pattern,
+    running,
+    sums_of,
+    write_layout,
+)
 
 from hypercache_daemon import scrub
 
 URI = "hypercache://a/b"
 FAST = 100_000
 TIERS = pytest.mark.parametrize("tier", ["nvme", "ram"])
-
-
-def sums_of(data: bytes) -> list[int]:
-    return [zlib.crc32(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
 
 
 async def store(client: Client, uri: str, data: bytes, tier: str = "nvme", **commit: object) -> None:

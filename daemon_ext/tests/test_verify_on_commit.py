@@ -7,8 +7,7 @@ import struct
 import tempfile
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,13 @@ from daemon_harness import (
     CHUNK,
     DEADLINE_S,
     Client,
-    Daemon,
     Message,
     eventually,
     line,
+    no_checking,
     pattern,
     running,
+    sums_of,
     write_layout,
 )
 from frames import framed, layouts_of
@@ -34,24 +34,6 @@ from hypercache_protocol.messages import CommitWrite
 
 URI = "hypercache://a/b"
 TIERS = pytest.mark.parametrize("tier", ["nvme", "ram"])
-
-
-def sums_of(data: bytes) -> list[int]:
-    return [zlib.crc32(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
-
-
-@contextmanager
-def no_checking(daemon: Daemon) -> Iterator[None]:
-    """Whatever is to be read back waits as long as this holds every place for it."""
-    limiter = daemon.parts.store.hashing
-    holders = [object() for _ in range(int(limiter.total_tokens))]
-    for holder in holders:
-        limiter.acquire_on_behalf_of_nowait(holder)
-    try:
-        yield
-    finally:
-        for holder in holders:
-            limiter.release_on_behalf_of(holder)
 
 
 @TIERS

@@ -7,8 +7,9 @@ witness for itself.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,23 @@ async def _serve(ended: trio.Event, *arguments: Any, task_status: trio.TaskStatu
         await serve(*arguments, task_status=task_status)
     finally:
         ended.set()
+
+
+def sums_of(data: bytes) -> list[int]:
+    """The CRC-32 of each chunk of an object of these bytes."""
+    return [zlib.crc32(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
+
+
+@contextmanager
+def no_checking(daemon: Daemon) -> Iterator[None]:
+    """What is to be read back (for a sha256, or `verify_on_commit`) waits as long as this holds every place
+    for it."""
+    limiter = daemon.parts.store.hashing
+    holders = [object() for _ in range(int(limiter.total_tokens))]
+    for holder in holders:
+        limiter.acquire_on_behalf_of_nowait(holder)
+    try:
+        yield
+    finally:
+        for holder in holders:
+            limiter.release_on_behalf_of(holder)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from daemon_harness import MIB
 from killed_daemon import KillAt, run
 
 from hypercache_compat.forked import ForkedProcess, fork
@@ -128,6 +129,24 @@ class ForkedDaemon:
 
     def log(self) -> str:
         return (self.folder / "log").read_text()
+
+
+def small_pool(folder: Path, *more: str) -> list[str]:
+    """The arguments of a daemon with two devices and a RAM tier in `folder`, and `more`."""
+    return [
+        *("--pool-dir", str(folder / "pool"), "--pool-size", str(34 * MIB), "--devices", "2"),
+        *("--ram-dir", str(folder / "ram"), "--ram-size", str(16 * MIB)),
+        *more,
+    ]
+
+
+def checked_status(client: BlockingClient) -> Message:
+    """What get_status says; every pool's sum is checked on the way."""
+    status = client.ask("get_status")
+    for pool in status["pools"].values():
+        parts = ("free_bytes", "used_bytes", "staged_bytes", "quarantined_bytes")
+        assert sum(pool[part] for part in parts) == pool["total_bytes"], pool
+    return status
 
 
 @contextmanager
