@@ -53,7 +53,7 @@ def inject(faults: Sequence[Fault], seconds: float, seed: int) -> dict[Fault, tu
                 break
             try:
                 fault.inject(scenes[fault])
-            except BaseException:
+            except BaseException:  # a deadline or Ctrl-C too: without the log nobody could tell why
                 print(f"{fault.title}: broke off. The daemon's log ends so:\n{scenes[fault].log_tail()}")
                 raise
             times[fault] += 1

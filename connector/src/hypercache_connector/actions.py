@@ -45,6 +45,8 @@ from hypercache_protocol.messages import (
     WriteStatusReply,
 )
 
+from .config import what_is_wrong
+
 _Reply = TypeVar("_Reply", bound=Reply)
 
 
@@ -243,8 +245,4 @@ def _request(action: type[Request], fields: dict[str, object]) -> Request:
         return action.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        wrong = first["msg"].removeprefix("Value error, ")
-        raise ValueError(
-            f"{action.action}: {name!r} is wrong: {wrong} (got {repr(first['input'])[:80]})"
-        ) from None
+        raise ValueError(what_is_wrong(first, action.action)) from None

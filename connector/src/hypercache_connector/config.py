@@ -158,6 +158,13 @@ def _status_of(path: str) -> os.stat_result | None:
         return None
 
 
+def what_is_wrong(error: ErrorDetails, where: str) -> str:
+    """A sentence about a value that was given `where`."""
+    name = ".".join(str(part) for part in error["loc"])
+    wrong = error["msg"].removeprefix("Value error, ")
+    return f"{where}: {name!r} is wrong: {wrong} (got {repr(error['input'])[:80]})"
+
+
 def _sentence(error: ErrorDetails, model: type[EngineConfig], where: str) -> str:
     name = ".".join(str(part) for part in error["loc"])
     match error["type"], name:
@@ -172,8 +179,7 @@ def _sentence(error: ErrorDetails, model: type[EngineConfig], where: str) -> str
                 f"known are {', '.join(sorted(model.model_fields))}"
             )
         case _:
-            wrong = error["msg"].removeprefix("Value error, ")
-            return f"{where}: {name!r} is wrong: {wrong} (got {repr(error['input'])[:80]})"
+            return what_is_wrong(error, where)
 
 
 def _socket_problem(socket_path: str) -> str | None:

@@ -163,7 +163,7 @@ class ChunkWorkers:
                     self._batches.put(batch)  # type: ignore[arg-type]
                 batch.work(self._closing)
                 batch.wait()
-            except BaseException:
+            except BaseException:  # Ctrl-C too: the caller must not have its memory back before rule 2 holds
                 batch.stop()
                 raise
         if batch.error is not None:
