@@ -13,7 +13,6 @@ from typing import TypeVar
 import trio
 
 from hypercache_protocol.fields import Tier
-from hypercache_protocol.states import EVICTABLE
 
 from .core.objects import StagedWrite, StoredObject
 from .removal import Remover
@@ -87,7 +86,7 @@ class DeviceClearing:
         """
 
         def may_leave(stored: StoredObject) -> bool:
-            return is_on(index, stored) and stored.state in EVICTABLE and not stored.pinned
+            return is_on(index, stored) and stored.may_be_evicted
 
         is_free = self._store.locks.is_free
         evicted = 0

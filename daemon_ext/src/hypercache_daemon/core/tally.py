@@ -8,10 +8,10 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from hypercache_protocol.states import DIRTY, EVICTABLE, SyncStatus
+from hypercache_protocol.states import DIRTY, SyncStatus
 
 from .eviction import EvictionPolicy
-from .objects import StoredObject
+from .objects import StoredObject, may_be_evicted
 from .records import STATES, Heads, in_state
 
 
@@ -35,7 +35,7 @@ class Tally:
         for state, pinned in product(STATES, (False, True)):
             there = in_state(heads, state, pinned=pinned)
             self._count(state, pinned, int(np.count_nonzero(there)), int(sizes[there].sum()))
-            if _may_be_evicted(state, pinned):
+            if may_be_evicted(state, pinned):
                 evictable |= there
         oldest_first = np.argsort(heads["generation"], kind="stable")
         coldest_first = oldest_first[evictable[oldest_first]]
@@ -45,13 +45,13 @@ class Tally:
     def count_in(self, stored: StoredObject, size_bytes: int) -> None:
         """`stored` is here from now on, and takes `size_bytes`."""
         self._count(stored.state, stored.pinned, 1, size_bytes)
-        if _may_be_evicted(stored.state, stored.pinned):
+        if stored.may_be_evicted:
             self.policy.inserted(stored.uri, size_bytes)
 
     def count_out(self, stored: StoredObject, size_bytes: int) -> None:
         """`stored`, which took `size_bytes`, is not here any more."""
         self._count(stored.state, stored.pinned, -1, -size_bytes)
-        if _may_be_evicted(stored.state, stored.pinned):
+        if stored.may_be_evicted:
             self.policy.removed(stored.uri)
 
     def _count(self, state: SyncStatus, pinned: bool, number: int, size_bytes: int) -> None:
@@ -59,8 +59,4 @@ class Tally:
         self.counts[state] += number
         self.pinned_bytes += size_bytes if pinned else 0
         self.dirty_bytes += size_bytes if state in DIRTY else 0
-        self.evictable_bytes += size_bytes if _may_be_evicted(state, pinned) else 0
-
-
-def _may_be_evicted(state: SyncStatus, pinned: bool) -> bool:
-    return state in EVICTABLE and not pinned
+        self.evictable_bytes += size_bytes if may_be_evicted(state, pinned) else 0
