@@ -31,10 +31,10 @@ demo: $(STAMP)
 
 test: check
 ifeq ($(PYTEST_ARGS),)
-	@echo "== tests of the protocol, which must reach every branch of it =="
-	@$(PYTEST) protocol/tests $(COVERAGE_OF)=hypercache_protocol
+	@echo "== tests of the protocol and of the daemon's core, which must reach every branch of them =="
+	@$(PYTEST) daemon_ext/tests/core protocol/tests $(COVERAGE_OF)=hypercache_protocol --cov=hypercache_daemon.core
 	@echo "== all other tests =="
-	@$(PYTEST) compat_tests/tests connector/tests daemon_ext/tests
+	@$(PYTEST) compat_tests/tests connector/tests daemon_ext/tests --ignore=daemon_ext/tests/core
 else
 	@$(PYTEST) $(PYTEST_ARGS)
 endif

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypercache_daemon.core.extents import Extent, packed
+from hypercache_daemon.core.extents import Extent, as_table, end_on, packed
 from hypercache_daemon.core.object_table import ObjectTable
 from hypercache_daemon.core.objects import StoredObject, packed_checksums
 from hypercache_daemon.core.records import STATES, of_tier, record_of, state_of, stored_of
@@ -159,3 +159,9 @@ def test_the_objects_in_a_state_are_found_among_both_kinds() -> None:
     table.put(an_object("e"))
     assert sorted(table.in_state(SyncStatus.COMMITTED)) == ["a", "c", "d"]
     assert sorted(table.in_state(SyncStatus.LOCAL_ONLY)) == ["b", "e"]
+
+
+def test_where_the_last_chunk_on_a_device_ends() -> None:
+    chunks = as_table(packed([Extent(1, 8192, 5000), Extent(1, 4096, 1), Extent(2, 1 << 40, 1)]))
+    assert [end_on(chunks, device) for device in range(3)] == [0, 8192 + 8192, (1 << 40) + 4096]
+    assert end_on(as_table(b""), 0) == 0

@@ -8,6 +8,7 @@ import pytest
 
 from hypercache_daemon.core.allocator import Allocator
 from hypercache_daemon.core.cache import Cache, StageOptions, Times
+from hypercache_daemon.core.capacities import Capacities, Capacity
 from hypercache_daemon.core.eviction import Lru
 from hypercache_daemon.core.objects import NoSpace, StagedWrite
 from hypercache_daemon.core.pool import Pool
@@ -66,6 +67,14 @@ def test_naming_victims_changes_nothing() -> None:
     assert victims(cache, 2 * MIB) == victims(cache, 2 * MIB)
     assert cache.pools[Tier.NVME].usage() == before
     assert len(cache) == 2
+
+
+def test_a_report_leads_to_what_was_too_full() -> None:
+    narrow = Capacity("a/", MIB, Lru())
+    pool = Pool(Tier.NVME, Allocator({0: 16 * MIB}, 0), Lru(), quarantine_share=0)
+    cache = Cache({Tier.NVME: pool}, epoch=1, times=Times(), capacities=Capacities([narrow]))
+    assert cache.room(narrow.no_space(1)) is narrow
+    assert cache.room(pool.no_space(1)) is pool
 
 
 def test_an_append_that_does_not_fit_is_a_report_and_changes_nothing() -> None:

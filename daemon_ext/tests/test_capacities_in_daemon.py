@@ -1,83 +1,19 @@
-"""Limits per prefix: counted exactly, kept by evicting what is under the prefix and nothing else."""
+"""Limits per prefix in a running daemon: counted exactly, kept by evicting what is under the prefix and
+nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from daemon_harness import CHUNK, MIB, Client, Daemon, Message, eventually, pattern, running
 from frames import bits, framed
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-from hypercache_daemon.core.capacities import Capacities, Capacity
-from hypercache_daemon.core.eviction import EvictionPolicy, Lru
+from hypercache_daemon.core.eviction import EvictionPolicy
 from hypercache_protocol.fields import Tier
 
 A, B = "hypercache://a/", "hypercache://b/"
-PREFIXES = ("hypercache://", "hypercache://a/", "hypercache://a/b/", "hypercache://a!/", "s3://a/")
-
-
-def capacities(*prefixes: str) -> Capacities:
-    return Capacities(Capacity(prefix, 1, Lru()) for prefix in prefixes)
-
-
-# -- what lies under a prefix --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("uri", "above"),
-    [
-        ("hypercache://a/b/c", ["hypercache://", "hypercache://a/", "hypercache://a/b/"]),
-        ("hypercache://a/b", ["hypercache://", "hypercache://a/", "hypercache://a/b/"]),
-        ("hypercache://a/bc", ["hypercache://", "hypercache://a/"]),
-        ("hypercache://a", ["hypercache://", "hypercache://a/"]),
-        ("hypercache://ab/b/c", ["hypercache://"]),
-        ("s3://ab", []),
-        ("a/b", []),
-        ("", []),
-    ],
-)
-def test_a_uri_lies_under_whole_segments_the_outermost_first(uri: str, above: list[str]) -> None:
-    assert [capacity.prefix for capacity in capacities(*reversed(PREFIXES)).above(uri)] == above
-
-
-def test_how_deep_prefixes_are_nested_is_known() -> None:
-    assert [capacities(*PREFIXES[:count]).nesting for count in range(4)] == [0, 1, 2, 3]
-
-
-@dataclass
-class Notes(Lru):
-    """A policy that notes what was asked for."""
-
-    batches: list[list[str]] = field(default_factory=list)
-
-    def touched(self, keys_in_batch_order: Sequence[str]) -> None:
-        self.batches.append(list(keys_in_batch_order))
-
-
-SEGMENTS = st.sampled_from(["a", "b", "a!", "a0", ""])
-URIS = st.builds(
-    lambda scheme, segments: scheme + "/".join(segments),
-    st.sampled_from(["hypercache://", "s3://", ""]),
-    st.lists(SEGMENTS, max_size=4),
-)
-
-
-@given(st.lists(URIS, max_size=4), st.sets(st.sampled_from(PREFIXES)))
-@example(["hypercache://", "hypercache://a", "hypercache://a!"], {"hypercache://a/"})
-@example(["hypercache://a!", "hypercache://a/x", "hypercache://a0"], {"hypercache://a/"})
-def test_of_a_batch_each_prefix_hears_of_what_lies_under_it(uris: list[str], prefixes: set[str]) -> None:
-    policies = {prefix: Notes() for prefix in sorted(prefixes)}
-    Capacities(Capacity(prefix, 1, policy) for prefix, policy in policies.items()).touched(uris)
-    for prefix, policy in policies.items():
-        under = [uri for uri in uris if f"{uri}/".startswith(prefix)]
-        assert policy.batches == ([under] if under else [])
-
-
-# -- in a running daemon -------------------------------------------------------------------------------
 
 
 async def present(client: Client, *uris: str) -> list[str]:
