@@ -1,9 +1,9 @@
 """What a client waits while the disk or the backend of others hangs, on a real hypercached.
 
-No slow call may delay another client's reply by more than 50 ms (p99). The backend is a server that takes
-every request and never answers (that its driver is loaded meanwhile is part of the figures); the disk is a
-file system with the pool and the catalog on it, which is frozen (fsfreeze), so that only root can measure it.
-`daemon_requests.py` prints the table.
+No slow call may delay another client's reply by more than 50 ms (p99), nor may Prometheus, which asks without
+a pause here. The backend is a server that takes every request and never answers (that its driver is loaded
+meanwhile is part of the figures); the disk is a file system with the pool and the catalog on it, which is
+frozen (fsfreeze), so that only root can measure it. `daemon_requests.py` prints the table.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import select
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, daemon_folders
 
@@ -71,12 +73,16 @@ def measure(samples: int) -> dict[str, Waits]:
         folder, ram_folder = held.enter_context(daemon_folders())
         disk = held.enter_context(small_disk(folder))
         held.enter_context(silent_s3())
-        daemon = DaemonProcess(folder, ram_folder, OPTIONS)
+        port = free_port()
+        options = replace(OPTIONS, extra=(*OPTIONS.extra, "--metrics", f"127.0.0.1:{port}"))
+        daemon = DaemonProcess(folder, ram_folder, options)
         daemon.pool_folder, daemon.state_folder = disk / "pool", disk / "state"
         daemon.start()
         held.callback(daemon.stop)
         prepare(daemon)
         waits |= watched(daemon, samples, "nothing hangs")
+        with scraping(port):
+            waits |= watched(daemon, samples, "Prometheus asks without a pause")
         if os.path.ismount(disk):
             with hanging_disk(daemon, disk):
                 waits |= watched(daemon, samples, "the disk hangs")
@@ -128,6 +134,36 @@ def summed_up(waits_ms: Sequence[float]) -> Waits:
 
 
 # -- what hangs ----------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    """A port of loopback that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def scraping(port: int) -> Iterator[None]:
+    """The metrics are asked for again and again meanwhile."""
+    ended = threading.Event()
+    scrapes = 0
+
+    def scrape() -> None:
+        nonlocal scrapes
+        while not ended.is_set():
+            with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S) as response:
+                assert b"hypercache_objects" in response.read()
+            scrapes += 1
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert scrapes, "else the figures say nothing"
 
 
 @contextmanager

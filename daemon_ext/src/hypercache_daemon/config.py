@@ -63,6 +63,7 @@ class Config(BaseModel):
     format: bool = False
     wire: str = str(LATEST)
     log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
+    metrics: str | None = None
     max_connections: Annotated[int, Field(ge=1)] = 4096
     max_objects: Annotated[int, Field(ge=1)] = 10_000_000
     idle_timeout_s: Annotated[float, Field(ge=0)] = 0.0
@@ -81,6 +82,12 @@ class Config(BaseModel):
     def _capacities(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
         _limits(entries)
         return entries
+
+    @field_validator("metrics")
+    @classmethod
+    def _metrics(cls, address: str | None) -> str | None:
+        _address(address)
+        return address
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
@@ -121,6 +128,11 @@ class Config(BaseModel):
         """Prefix, ending with "/" -> how many bytes may lie under it."""
         return _limits(self.capacity)
 
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port on which metrics are told; None: nowhere."""
+        return _address(self.metrics)
+
     def rules(self) -> Rules:
         """Who may connect and do what."""
         if "allow" in self.model_fields_set and not self.allow:
@@ -158,6 +170,16 @@ def _limits(entries: Sequence[str]) -> dict[str, int]:
     return limits
 
 
+def _address(word: str | None) -> tuple[str, int] | None:
+    if word is None:
+        return None
+    host, _, port = word.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > _LAST_PORT:
+        raise ValueError("write HOST:PORT, such as 127.0.0.1:9464 or [::1]:9464")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+_LAST_PORT = 65535
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 
 _HELP: dict[str, str] = {
@@ -179,6 +201,7 @@ _HELP: dict[str, str] = {
     "format": "give up everything on the devices and in the catalog, and start empty",
     "wire": f"newest wire version to speak: {', '.join(map(str, RELEASED))}",
     "log_level": "debug, info, warning or error",
+    "metrics": "HOST:PORT, of loopback, at which Prometheus is told what get_status reports (default: none)",
     "max_connections": "connections served at once",
     "max_objects": "objects and staged writes kept at once; each costs the daemon memory",
     "idle_timeout_s": "seconds after which a connection on which nothing is asked is closed; 0: never",

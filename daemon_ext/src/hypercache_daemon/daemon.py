@@ -14,6 +14,7 @@ import socket as stdlib_socket
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version as distribution_version
 
@@ -52,19 +53,23 @@ async def run(config: Config) -> None:
     access = Access(config.gid())
     config.rules()  # wrong ones end it before anything is touched
     backend = Backend(config.backend, config.ingest_prefix)
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+    watched = trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    with watched as signals, ExitStack() as held:
         # The socket comes first: where another daemon answers, its devices must not even be looked at.
-        sock = bind(config.socket, access)
-        inode = socket_inode(config.socket)
-        try:
-            opened = _opened(config, access)
-            try:
-                await _serve_until_signal(config, opened, backend, sock, signals)
-            finally:
-                opened.close()
-        finally:
-            sock.close()
-            remove_socket(config.socket, inode)
+        sock = held.enter_context(bind(config.socket, access))
+        held.callback(remove_socket, config.socket, socket_inode(config.socket))
+        told_at = held.enter_context(_bound_metrics(config))
+        opened = _opened(config, access)
+        held.callback(opened.close)
+        await _serve_until_signal(config, opened, backend, sock, told_at, signals)
+
+
+def _bound_metrics(config: Config) -> AbstractContextManager[stdlib_socket.socket | None]:
+    if config.metrics_address is None:
+        return nullcontext()
+    from .metrics_server import bind_metrics  # Prometheus's library takes 0.2 s to import
+
+    return bind_metrics(config.metrics_address)
 
 
 def _opened(config: Config, access: Access) -> Opened:
@@ -84,6 +89,7 @@ async def _serve_until_signal(
     opened: Opened,
     backend: Backend,
     sock: stdlib_socket.socket,
+    told_at: stdlib_socket.socket | None,
     signals: AsyncIterator[int],
 ) -> None:
     stop = trio.Event()
@@ -91,6 +97,10 @@ async def _serve_until_signal(
         async with trio.open_nursery() as serving:
             parts = await serving.start(serve, config, opened, backend, sock, stop)
             obeying.start_soon(_obey, signals, stop, parts.health)
+            if told_at is not None:
+                from .metrics_server import MetricsServer
+
+                obeying.start_soon(MetricsServer(parts.handlers.report).serve, told_at)
         obeying.cancel_scope.cancel()
 
 

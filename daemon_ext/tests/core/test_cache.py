@@ -187,3 +187,32 @@ def test_a_catalog_in_which_a_block_has_two_owners_is_refused() -> None:
     places = {"packed_extents": first.packed_extents}
     with pytest.raises(ValueError, match="1048576 bytes at 0: a block is allocated already"):
         cache_of([]).load({"0": record_of(first), "1": record_of(replace(second, generation=7, **places))})
+
+
+def test_an_append_that_no_client_heard_of_leaves_nothing() -> None:
+    cache = cache_of([])
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+    staged = cache.stage("new", 5, Tier.NVME, 1, options, now=0)
+    assert isinstance(staged, StagedWrite)
+    extents, before = list(staged.extents), cache.pools[Tier.NVME].usage()
+    appended = cache.append(staged, 2 * MIB, now=1)
+    assert isinstance(appended, tuple)
+    cache.undo_append(staged, appended)
+    assert (staged.extents, staged.size_bytes) == (extents, 5)
+    assert cache.pools[Tier.NVME].usage() == before
+
+
+def test_what_two_read_rests_only_once_both_have_ended() -> None:
+    cache = cache_of([MIB])
+    stored = cache.get("0")
+    assert stored is not None
+    cache.begin_reading(stored)
+    cache.begin_reading(stored)
+    cache.apply_remove("0", now=0)
+    cache.end_reading(stored)
+    assert cache.release_due(now=1000) == []
+    cache.end_reading(stored)
+    assert [hold.extents for hold in cache.release_due(now=1000)] == [stored.extents]
+    cache.begin_reading(stored)
+    cache.end_reading(stored)  # of what nobody removed meanwhile
+    assert cache.pools[Tier.NVME].usage().free_bytes == 16 * MIB
