@@ -41,7 +41,10 @@ from .catalog_rows import (
 log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 2
-_OLDEST_SCHEMA = 2  # the first that was released
+_MIGRATIONS: dict[int, tuple[str, ...]] = {}
+"""For each schema that was released before the present one: the statements that make the next one of it. A
+new schema needs an entry here, and a frozen catalog in tests/catalogs/ beside those of all others."""
+
 _ROWS_TOGETHER = 500  # few enough to stay in the processor's cache from one step to the next
 _Made = TypeVar("_Made")
 
@@ -132,6 +135,7 @@ class Catalog:
             _check(connection, path, pool_id)
             epoch = int(_meta(connection, "epoch")) + 1
             with _transaction(connection, durable=True):
+                _migrate(connection)
                 connection.execute("UPDATE meta SET value=? WHERE name='epoch'", (str(epoch),))
             remembered = dict(connection.execute("SELECT name, value FROM meta"))
             return cls(connection, path, epoch, remembered)
@@ -374,7 +378,7 @@ def _check(connection: sqlite3.Connection, path: Path, pool_id: str) -> None:
             f"the catalog {path} has schema {schema} and this release knows up to {SCHEMA_VERSION}: "
             f"it was written by a newer hypercached; start that one"
         )
-    if schema < _OLDEST_SCHEMA:
+    if schema < min(_MIGRATIONS, default=SCHEMA_VERSION):
         raise CatalogError(
             f"the catalog {path} has schema {schema}, of a build that was never released; start with "
             "--format to give up every object of this pool"
@@ -384,6 +388,14 @@ def _check(connection: sqlite3.Connection, path: Path, pool_id: str) -> None:
     problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
         raise CatalogError(f"the catalog {path} is damaged ({problem}); {_WAY_OUT}")
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Make the present schema of the one that is there, in the transaction that is open."""
+    for schema in range(int(_meta(connection, "schema")), SCHEMA_VERSION):
+        for statement in _MIGRATIONS[schema]:
+            connection.execute(statement)
+        connection.execute("UPDATE meta SET value=? WHERE name='schema'", (str(schema + 1),))
 
 
 _PUT = f"INSERT OR REPLACE INTO objects ({OBJECT_COLUMNS}) VALUES (?, ?, ?)"
