@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import trio
-from daemon_harness import DEADLINE_S, MIB, Client, config_for, eventually, line, running
+from daemon_harness import CHUNK, DEADLINE_S, MIB, Client, config_for, eventually, line, running, write_layout
 from forked_daemons import BlockingClient, ForkedDaemon, Forks
 from frames import bits, framed
 from gated_backend import GatedBackend
+
+from hypercache_daemon import writes
 
 PING = b'{"action": "ping"}\n'
 
@@ -270,3 +272,39 @@ async def test_many_clients_at_once_never_exceed_the_limit(short_dir: Path) -> N
             for index, client in enumerate(clients):
                 nursery.start_soon(store_some, client, f"{index}")
         assert most == 10
+
+
+# -- chunks of an object -------------------------------------------------------------------------------
+
+
+async def test_an_object_may_have_many_chunks_and_not_without_end(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert writes.MOST_CHUNKS * CHUNK == 1 << 40, "released clients append whole chunks"
+    monkeypatch.setattr(writes, "MOST_CHUNKS", 3)
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        await client.stage("many", b"1")
+        for piece in (b"2", b"3"):
+            reply = await client.ask("append_write", uri="many", size_bytes=1)
+            write_layout(reply["chunk_layout"], piece)
+        before = (await client.status())["pools"]
+        code, sentence = await client.refusal("append_write", uri="many", size_bytes=1)
+        assert code == "BAD_REQUEST"
+        assert sentence.startswith("append_write: many has 3 chunks and would have more than 3 with this")
+        assert "append pieces of 4 MiB, or write several objects" in sentence
+        assert (await client.status())["pools"] == before
+        assert (await client.ask("commit_write", uri="many"))["status"] == "WRITECOMMITTED"
+        assert await client.fetch("many") == b"123"
+
+
+async def test_a_write_of_more_chunks_than_an_object_may_have_is_refused_alone(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writes, "MOST_CHUNKS", 2)
+    async with running(short_dir) as daemon:
+        client = await framed(daemon)
+        staged = await client.ask("stage_many", suffixes=["a", "b"], sizes=[2 * CHUNK + 1, 2 * CHUNK])
+        assert bits(staged["done"], 2) == [False, True]
+        assert [error["error_code"] for error in staged["errors"]] == ["BAD_REQUEST"]
+        assert "more than 2" in staged["errors"][0]["error_message"]

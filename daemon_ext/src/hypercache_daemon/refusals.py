@@ -55,6 +55,15 @@ def no_space(report: NoRoom) -> DaemonError:
     return DaemonError(ErrorCode.NO_SPACE, report.sentence())
 
 
+def too_many_chunks(action: str, uri: str, has: int, most: int) -> DaemonError:
+    """A write would have more chunks than an object may have; `has` of them are there already."""
+    return DaemonError(
+        ErrorCode.BAD_REQUEST,
+        f"{action}: {uri} has {has} chunks and would have more than {most} with this, the most for an "
+        "object; append pieces of 4 MiB, or write several objects",
+    )
+
+
 def too_many_objects(most: int) -> DaemonError:
     """As many objects and staged writes are kept as may be, and none of them may be evicted."""
     return DaemonError(

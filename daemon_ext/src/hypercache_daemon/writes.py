@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import trio
 
 from hypercache_protocol.errors import ErrorCode
-from hypercache_protocol.fields import Tier
+from hypercache_protocol.fields import CHUNK_SIZE, Tier
 from hypercache_protocol.messages import AppendWrite, CommitWrite, StageWrite
 from hypercache_protocol.states import DIRTY, StateEvent
 
@@ -21,11 +21,22 @@ from .core.cache import Room, StageOptions
 from .core.objects import NoRoom, StagedWrite, StoredObject
 from .errors import DaemonError
 from .flusher import Flusher
-from .refusals import no_backend, no_space, not_staged, not_through, refuse_rest, too_many_objects
+from .refusals import (
+    no_backend,
+    no_space,
+    not_staged,
+    not_through,
+    refuse_rest,
+    too_many_chunks,
+    too_many_objects,
+)
 from .removal import Remover
 from .store import Store, hold_change, writer_hold
 
 _TRIES = 4
+MOST_CHUNKS = 1 << 18
+"""Of an object: 1 TiB in whole chunks, as every released client appends them. One of many tiny pieces would
+take memory, and whoever asks for it would have everybody wait for a reply without end."""
 
 
 @dataclass
@@ -41,11 +52,11 @@ class Writer:
     async def stage(
         self, requests: Sequence[StageWrite], connection_id: int | None
     ) -> list[StagedWrite | DaemonError]:
-        """Blocks for each new write, or why there are none: no space, or a write-through that no backend
-        would take. `connection_id` None is the daemon itself."""
+        """Blocks for each new write, or why there are none: no space, too many chunks, or a write-through
+        that no backend would take. `connection_id` None is the daemon itself."""
         results: dict[int, StagedWrite | DaemonError] = {}
         for index, request in enumerate(requests):
-            if request.write_through and (refusal := self._no_backend(request.uri)):
+            if refusal := self._refusal(request):
                 results[index] = refusal
         self.store.release_due()
         try:
@@ -60,7 +71,8 @@ class Writer:
         """More blocks for a staged write, and only the new ones.
 
         Raises:
-            DaemonError: nothing is staged, another tier is asked for, or there is no space.
+            DaemonError: nothing is staged, another tier is asked for, it would have too many chunks, or there
+                is no space.
         """
         self.store.release_due()
         appended = await self._append(request, connection_id)
@@ -101,6 +113,12 @@ class Writer:
         if wanted is None or wanted not in self.store.cache.pools:
             return Tier.NVME
         return wanted
+
+    def _refusal(self, request: StageWrite) -> DaemonError | None:
+        """Why a write cannot be staged whatever room there is."""
+        if _chunks(request.size_bytes) > MOST_CHUNKS:
+            return too_many_chunks(request.action, request.uri, 0, MOST_CHUNKS)
+        return self._no_backend(request.uri) if request.write_through else None
 
     def _no_backend(self, uri: str) -> DaemonError | None:
         return None if self.flusher.has_target(uri) else no_backend(uri)
@@ -206,6 +224,8 @@ class Writer:
             staged = self._found(request.uri, connection_id, request.stage_id)
             self._check_append(request, staged)
             first = len(staged.extents)
+            if first + _chunks(request.size_bytes) > MOST_CHUNKS:
+                raise too_many_chunks(request.action, request.uri, first, MOST_CHUNKS)
             extents = self.store.cache.append(staged, request.size_bytes, self.store.clock())
             if not isinstance(extents, tuple):
                 return extents
@@ -359,6 +379,11 @@ class Writer:
             results[index] = not_through(stored.uri, problem, is_here=now is not None)
         elif now is not None:
             results[index] = now
+
+
+def _chunks(size_bytes: int) -> int:
+    """How many chunks so many bytes are, where no free space is broken."""
+    return -(-size_bytes // CHUNK_SIZE)
 
 
 def _is_through(request: CommitWrite, staged: StagedWrite) -> bool:
