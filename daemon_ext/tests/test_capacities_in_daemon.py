@@ -151,6 +151,22 @@ async def test_of_a_batch_what_fits_is_staged_and_the_rest_refused(short_dir: Pa
         assert await usage(old) == (0, 0, 3)
 
 
+async def test_a_batch_evicts_no_more_than_the_pool_could_hold_of_it(short_dir: Path) -> None:
+    async with running(short_dir, capacity=(f"{A}=16MiB",)) as daemon:
+        client, old = await framed(daemon), await daemon.connect()
+        for number in range(20):
+            await old.store(f"{B}{number}", pattern(number, MIB), pinned=True)
+        for number in range(8):  # the pool of 32 MiB could hold these 8 and 4 more
+            await old.store(f"{A}{number}", pattern(number, MIB))
+        in_ram = [f"{A}ram{number}" for number in range(8)]
+        for uri in in_ram:
+            await old.store(uri, pattern(1, MIB), tier="ram")
+        names = [f"{A}new{number}" for number in range(4)]
+        staged = await client.ask("stage_many", suffixes=names, sizes=[4 * MIB] * 4)
+        assert bits(staged["done"], 4) == [True, True, True, False]
+        assert await present(old, *in_ram) == in_ram[4:]
+
+
 # -- counted exactly -----------------------------------------------------------------------------------
 
 
@@ -167,6 +183,7 @@ async def everything_that_changes_it(client: Client, daemon: Daemon) -> None:
         "objects": 3,
         "used_bytes": 9 * MIB + 4096,
         "staged_bytes": MIB,
+        "withheld_bytes": 0,
         "pinned_bytes": CHUNK + 4096,
         "dirty_bytes": 3 * MIB,
     }
@@ -213,16 +230,21 @@ async def test_a_lower_limit_after_a_restart_holds_from_the_next_stage_on_the_ol
         assert daemon.parts.store.cache.pools[Tier.RAM].used_bytes == 0
 
 
-async def test_what_is_withheld_counts_again_once_it_is_given_back(short_dir: Path) -> None:
+async def test_what_waits_for_a_failed_device_counts(short_dir: Path) -> None:
     async with running(short_dir, capacity=(f"{A}=2MiB",)) as daemon:
         client = await daemon.connect()
         await client.store(A + "1", pattern(1, 2 * MIB), commit={})
         daemon.parts.store.cache.withhold(A + "1")
         assert await usage(client) == (0, 0, 0)
-        await client.store(A + "2", pattern(2, MIB))
+        assert (await client.status())["capacities"][A]["withheld_bytes"] == 2 * MIB
+        code, sentence = await client.refusal("stage_write", uri=A + "2", size_bytes=MIB)
+        assert code == "NO_SPACE"
+        assert f"staged 0, on devices that failed {2 * MIB}; evict" in sentence
         daemon.parts.store.cache.give_back(A + "1")
-        assert await usage(client) == (2, 3, 0)
-        assert (await client.refusal("stage_write", uri=A + "3", size_bytes=MIB))[0] == "NO_SPACE"
+        assert await usage(client) == (1, 2, 0)
+        assert (await client.status())["capacities"][A]["withheld_bytes"] == 0
+        assert (await client.ask("evict", uri=A + "1"))["status"] == "EVICTED"
+        await client.store(A + "2", pattern(2, 2 * MIB))
 
 
 async def test_what_is_fetched_from_the_backend_counts(short_dir: Path) -> None:

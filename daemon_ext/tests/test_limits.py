@@ -228,6 +228,18 @@ async def test_where_none_may_leave_the_limit_is_an_error_that_says_so_until_the
         assert await client.fetch("pinned") == await client.fetch("dirty") == b"bytes"
 
 
+async def test_for_what_could_never_fit_no_object_leaves(short_dir: Path) -> None:
+    async with running(short_dir, max_objects=2, capacity=("hypercache://narrow=1MiB",)) as daemon:
+        client = await daemon.connect()
+        for number in range(2):
+            await client.store(f"{number}", b"bytes")
+        for uri, size_bytes in (("wide", 64 * MIB), ("hypercache://narrow/1", 2 * MIB)):
+            code, sentence = await client.refusal("stage_write", uri=uri, size_bytes=size_bytes)
+            assert code == "NO_SPACE"
+            assert f"no space for {size_bytes} bytes" in sentence, "and not: too many objects"
+        assert await client.fetch("0") == await client.fetch("1") == b"bytes"
+
+
 async def test_a_batch_stages_as_many_as_there_may_be_and_refuses_the_rest(short_dir: Path) -> None:
     async with running(short_dir, max_objects=5) as daemon:
         old, client = await daemon.connect(), await framed(daemon)
@@ -290,7 +302,7 @@ async def test_an_object_may_have_many_chunks_and_not_without_end(
             write_layout(reply["chunk_layout"], piece)
         before = (await client.status())["pools"]
         code, sentence = await client.refusal("append_write", uri="many", size_bytes=1)
-        assert code == "BAD_REQUEST"
+        assert code == "NO_SPACE"
         assert sentence.startswith("append_write: many has 3 chunks and would have more than 3 with this")
         assert "append pieces of 4 MiB, or write several objects" in sentence
         assert (await client.status())["pools"] == before
@@ -306,5 +318,5 @@ async def test_a_write_of_more_chunks_than_an_object_may_have_is_refused_alone(
         client = await framed(daemon)
         staged = await client.ask("stage_many", suffixes=["a", "b"], sizes=[2 * CHUNK + 1, 2 * CHUNK])
         assert bits(staged["done"], 2) == [False, True]
-        assert [error["error_code"] for error in staged["errors"]] == ["BAD_REQUEST"]
+        assert [error["error_code"] for error in staged["errors"]] == ["NO_SPACE"]
         assert "more than 2" in staged["errors"][0]["error_message"]

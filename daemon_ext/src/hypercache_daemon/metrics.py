@@ -103,6 +103,7 @@ TABLE = (
     Row("capacities/{prefix}/objects", "capacity_objects", _G, "Objects under a prefix."),
     Row("capacities/{prefix}/used_bytes", "capacity_used_bytes", _G, "What objects under it take."),
     Row("capacities/{prefix}/staged_bytes", "capacity_staged_bytes", _G, "What staged writes under it take."),
+    Row("capacities/{prefix}/withheld_bytes", "capacity_withheld_bytes", _G, "What waits for a device."),
     Row("capacities/{prefix}/pinned_bytes", "capacity_pinned_bytes", _G, "What is pinned under it."),
     Row("capacities/{prefix}/dirty_bytes", "capacity_dirty_bytes", _G, "What no backend has yet under it."),
     Row("device_health/{device}/use", "device_use", _W, "IN_USE, DRAINING, DRAINED or FAILED."),

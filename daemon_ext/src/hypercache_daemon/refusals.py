@@ -58,7 +58,7 @@ def no_space(report: NoRoom) -> DaemonError:
 def too_many_chunks(action: str, uri: str, has: int, most: int) -> DaemonError:
     """A write would have more chunks than an object may have; `has` of them are there already."""
     return DaemonError(
-        ErrorCode.BAD_REQUEST,
+        ErrorCode.NO_SPACE,
         f"{action}: {uri} has {has} chunks and would have more than {most} with this, the most for an "
         "object; append pieces of 4 MiB, or write several objects",
     )

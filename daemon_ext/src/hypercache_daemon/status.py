@@ -52,6 +52,7 @@ def report(
                 "objects": sum(capacity.counts.values()),
                 "used_bytes": capacity.used_bytes,
                 "staged_bytes": capacity.staged_bytes,
+                "withheld_bytes": capacity.withheld_bytes,
                 "pinned_bytes": capacity.pinned_bytes,
                 "dirty_bytes": capacity.dirty_bytes,
             }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import trio
 
@@ -17,7 +18,8 @@ from .access import DeviceError
 from .catalog import CatalogError
 from .catalog_rows import Change, DropHold, Put
 from .core.allocator import Extent
-from .core.cache import Room, StageOptions
+from .core.cache import Room, StageOptions, Want
+from .core.extents import rounded_up
 from .core.objects import NoRoom, StagedWrite, StoredObject
 from .errors import DaemonError
 from .flusher import Flusher
@@ -79,7 +81,8 @@ class Writer:
         for _ in range(self._tries):
             if isinstance(appended, tuple):
                 return appended
-            if not await self._make_room([appended]):
+            room = self.store.cache.room(appended)
+            if not await self.remover.make_room(room, appended.wanted_bytes):
                 break
             appended = await self._append(request, connection_id)
         if not isinstance(appended, tuple):
@@ -130,10 +133,13 @@ class Writer:
         results: dict[int, StagedWrite | DaemonError],
     ) -> None:
         """Stage what has no result yet, evicting as much as that takes."""
-        await self.remover.make_object_room(len(requests) - len(results))
+        left = [request for index, request in enumerate(requests) if index not in results]
+        if self.remover.object_room() < len(left):
+            fit = self.store.cache.that_fit_together(list(map(self._want, left)))
+            await self.remover.make_object_room(sum(fit))
         reports = await self._stage(requests, connection_id, results)
         for _ in range(self._tries):
-            if not reports or not await self._make_room(list(reports.values())):
+            if not reports or not await self._make_room(requests, reports):
                 break
             reports = await self._stage(requests, connection_id, results)
         results.update({index: no_space(report) for index, report in reports.items()})
@@ -153,7 +159,7 @@ class Writer:
             room = self.remover.object_room()
             for index in left:
                 if len(fresh) >= room:
-                    results[index] = too_many_objects(self.remover.max_objects)
+                    results[index] = self._too_many_or_too_much(requests[index])
                     continue
                 staged = self._stage_one(requests[index], connection_id)
                 if isinstance(staged, StagedWrite):
@@ -163,6 +169,13 @@ class Writer:
             await self._record([(staged, 0) for staged in fresh.values()], self.store.cache.undo_stage)
         results.update(fresh)
         return reports
+
+    def _too_many_or_too_much(self, request: StageWrite) -> DaemonError:
+        report = self.store.cache.misfit(self._want(request))
+        return too_many_objects(self.remover.max_objects) if report is None else no_space(report)
+
+    def _want(self, request: StageWrite) -> Want:
+        return request.uri, request.size_bytes, self._tier(request.tier)
 
     def _stage_one(self, request: StageWrite, connection_id: int | None) -> StagedWrite | NoRoom:
         options = StageOptions(request.auto_flush_s3, request.write_through, request.pinned)
@@ -176,18 +189,16 @@ class Writer:
         what was made."""
         return _TRIES + self.store.cache.capacities.nesting
 
-    async def _make_room(self, reports: Sequence[NoRoom]) -> bool:
-        """Evict for as much of what did not fit as can be; False where nothing can."""
-        sizes: dict[Room, list[int]] = {}
-        for report in reports:
-            sizes.setdefault(self.store.cache.room(report), []).append(report.wanted_bytes)
-        made = False
-        for room, wanted in sizes.items():
-            for wanted_bytes in (sum(wanted), max(wanted), min(wanted)):
-                if await self.remover.make_room(room, wanted_bytes):
-                    made = True
-                    break
-        return made
+    async def _make_room(self, requests: Sequence[StageWrite], reports: Mapping[int, NoRoom]) -> bool:
+        """Evict for as much of what did not fit as everything that limits it can hold together; False where
+        nothing can be."""
+        cache = self.store.cache
+        fit = cache.that_fit_together([self._want(requests[index]) for index in reports])
+        wanted: Counter[Room] = Counter()
+        for report in compress(reports.values(), fit):
+            wanted[cache.room(report)] += rounded_up(report.wanted_bytes)
+        made = [await self.remover.make_room(room, wanted_bytes) for room, wanted_bytes in wanted.items()]
+        return any(made)
 
     async def _record(
         self, fresh: Sequence[tuple[StagedWrite, int]], undo: Callable[[StagedWrite], None]

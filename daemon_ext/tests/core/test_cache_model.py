@@ -461,6 +461,8 @@ class CacheMachine(RuleBasedStateMachine):
             evictable = self.evictable_under(capacity.prefix)
             assert sum(capacity.counts.values()) == len(objects)
             assert capacity.used_bytes == sum(pages(stored.extents) for stored in objects)
+            withheld = [stored for stored in self.withheld.values() if under(stored.uri, capacity.prefix)]
+            assert capacity.withheld_bytes == sum(pages(stored.extents) for stored in withheld)
             assert capacity.staged_bytes == self.staged_under(capacity.prefix)
             assert capacity.pinned_bytes == sum(pages(stored.extents) for stored in objects if stored.pinned)
             assert capacity.dirty_bytes == sum(pages(stored.extents) for stored in dirty)
@@ -549,7 +551,8 @@ class CacheMachine(RuleBasedStateMachine):
         return sum(pages(write.extents) for write in self.writes if under(write.staged.uri, prefix))
 
     def left_under(self, prefix: str) -> int:
-        used = sum(pages(stored.extents) for stored in self.objects.values() if under(stored.uri, prefix))
+        there = [*self.objects.values(), *self.withheld.values()]
+        used = sum(pages(stored.extents) for stored in there if under(stored.uri, prefix))
         return LIMITS[prefix] - used - self.staged_under(prefix)
 
     def report(self, uri: str, size: int, tier: Tier) -> NoRoom | None:
@@ -571,6 +574,7 @@ class CacheMachine(RuleBasedStateMachine):
             there.staged_bytes,
             there.pinned_bytes,
             there.dirty_bytes,
+            there.withheld_bytes,
         )
         return left_bytes, left_bytes + sum(pages(o.extents) for o in self.evictable_under(prefix)), report
 

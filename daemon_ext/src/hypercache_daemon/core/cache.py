@@ -21,7 +21,7 @@ from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import StateEvent, SyncStatus, next_state
 
 from .capacities import Capacities, Capacity
-from .extents import Extent, packed
+from .extents import Extent, packed, rounded_up
 from .object_table import ObjectTable
 from .objects import Hold, NoRoom, NoSpace, StagedWrite, StoredObject, allocated_bytes, packed_checksums
 from .pool import Pool
@@ -30,6 +30,9 @@ from .tally import Tally
 
 Room: TypeAlias = Pool | Capacity
 """What can be too full, and make room by eviction."""
+
+Want: TypeAlias = tuple[str, int, Tier]
+"""A write that is to be staged: its uri, how many bytes it wants, and where."""
 
 
 @dataclass(frozen=True)
@@ -288,6 +291,28 @@ class Cache:
         """`stored` after `event`."""
         return replace(stored, state=next_state(stored.state, event))
 
+    def rooms(self, uri: str, tier: Tier) -> list[Room]:
+        """Wherever a write must fit in. The innermost prefix first: what leaves there makes room in those
+        around it as well."""
+        return [*reversed(self.capacities.above(uri)), self.pools[tier]]
+
+    def that_fit_together(self, wants: Sequence[Want]) -> list[bool]:
+        """Which of these could be held at once, the first of them first, were all evicted that may be."""
+        taken: dict[Room, int] = {}
+        fit: list[bool] = []
+        for uri, size_bytes, tier in wants:
+            sums = {room: taken.get(room, 0) + rounded_up(size_bytes) for room in self.rooms(uri, tier)}
+            fit.append(all(room.could_hold(sum_bytes) for room, sum_bytes in sums.items()))
+            if fit[-1]:
+                taken |= sums
+        return fit
+
+    def misfit(self, want: Want) -> NoRoom | None:
+        """Why a write could not be staged even if all were evicted that may be."""
+        uri, size_bytes, tier = want
+        hopeless = [room for room in self.rooms(uri, tier) if not room.could_hold(size_bytes)]
+        return hopeless[0].no_space(size_bytes) if hopeless else None
+
     def room(self, report: NoRoom) -> Room:
         """What was too full for a request."""
         return self.pools[report.tier] if isinstance(report, NoSpace) else self.capacities[report.prefix]
@@ -315,13 +340,13 @@ class Cache:
         stored = self._objects.pop(uri)
         assert stored is not None, "only what is here can be withheld"
         self._count_out(stored)
-        self.pools[stored.tier].withheld_bytes += stored.allocated_bytes
+        self._count_withheld(stored, 1)
         self._withheld[uri] = stored
 
     def give_back(self, uri: str) -> StoredObject:
         """Let everybody find what was withheld under this uri."""
         stored = self._withheld.pop(uri)
-        self.pools[stored.tier].withheld_bytes -= stored.allocated_bytes
+        self._count_withheld(stored, -1)
         self._objects.put(stored)
         self._count_in(stored)
         return stored
@@ -394,6 +419,11 @@ class Cache:
         for tally in self._tallies(stored.tier, stored.uri):
             tally.count_out(stored, size_bytes)
 
+    def _count_withheld(self, stored: StoredObject, number: int) -> None:
+        size_bytes = stored.allocated_bytes
+        for tally in self._tallies(stored.tier, stored.uri):
+            tally.withheld_bytes += number * size_bytes
+
     def _count_staged(self, tier: Tier, uri: str, size_bytes: int) -> None:
         for tally in self._tallies(tier, uri):
             tally.staged_bytes += size_bytes
@@ -410,9 +440,7 @@ class Cache:
     def _too_full(self, uri: str, size_bytes: int, tier: Tier) -> Room | None:
         """Where room must be made first. Above all that is where none can be: then nothing is evicted
         elsewhere, in vain."""
-        # The innermost prefix first: what leaves there makes room in those around it as well.
-        rooms: list[Room] = [*reversed(self.capacities.above(uri)), self.pools[tier]]
-        full = [room for room in rooms if room.missing_bytes(size_bytes)]
+        full = [room for room in self.rooms(uri, tier) if room.missing_bytes(size_bytes)]
         hopeless = [room for room in full if not room.could_hold(size_bytes)]
         return next(iter(hopeless or full), None)
 
@@ -440,7 +468,7 @@ class Cache:
         if before is not None:
             self._count_out(before)
         elif (before := self._withheld.pop(uri, None)) is not None:
-            self.pools[before.tier].withheld_bytes -= before.allocated_bytes
+            self._count_withheld(before, -1)
         else:
             return None
         pool = self.pools[before.tier]

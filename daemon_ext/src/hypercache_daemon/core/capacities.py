@@ -2,8 +2,8 @@
 
 Rules:
 1. A prefix counts by whole segments; what lies under several prefixes counts under each of them.
-2. What objects and staged writes take of their pools counts, all tiers together. Blocks that rest are
-   nobody's.
+2. What objects and staged writes take of their pools counts, all tiers together, and so does what waits for
+   a failed device. Blocks that rest are nobody's.
 3. A prefix makes room among its own objects alone, in the order of a policy of its own: to look for them in
    that of a pool would mean to pass by the objects of all others.
 """
@@ -43,7 +43,8 @@ class Capacity(Tally):
 
     def missing_bytes(self, size_bytes: int) -> int:
         """How much must be evicted before `size_bytes` may be staged."""
-        return max(0, self.used_bytes + self.staged_bytes + rounded_up(size_bytes) - self.limit_bytes)
+        taken_bytes = self.used_bytes + self.staged_bytes + self.withheld_bytes
+        return max(0, taken_bytes + rounded_up(size_bytes) - self.limit_bytes)
 
     def no_space(self, wanted_bytes: int) -> OverCapacity:
         """The report on a request that does not fit."""
@@ -55,6 +56,7 @@ class Capacity(Tally):
             self.staged_bytes,
             self.pinned_bytes,
             self.dirty_bytes,
+            self.withheld_bytes,
         )
 
 

@@ -120,7 +120,7 @@ class NoSpace:
 
     def sentence(self) -> str:
         """What the client is told."""
-        withheld = f", on devices that failed {self.withheld_bytes}" if self.withheld_bytes else ""
+        withheld = _withheld(self.withheld_bytes)
         return (
             f"no space for {self.wanted_bytes} bytes in the {self.tier.value} pool of {self.total_bytes}: "
             f"free {self.free_bytes}, pinned {self.pinned_bytes}, not yet in a backend {self.dirty_bytes}, "
@@ -139,15 +139,21 @@ class OverCapacity:
     staged_bytes: int
     pinned_bytes: int
     dirty_bytes: int
+    withheld_bytes: int = 0
 
     def sentence(self) -> str:
         """What the client is told."""
+        withheld = _withheld(self.withheld_bytes)
         return (
             f"no space for {self.wanted_bytes} bytes under {self.prefix}, whose --capacity is "
             f"{self.limit_bytes}: used {self.used_bytes} (pinned {self.pinned_bytes}, not yet in a backend "
-            f"{self.dirty_bytes}), staged {self.staged_bytes}; evict or unpin some of it, or ask for a "
-            "higher limit"
+            f"{self.dirty_bytes}), staged {self.staged_bytes}{withheld}; evict or unpin some of it, or "
+            "ask for a higher limit"
         )
+
+
+def _withheld(size_bytes: int) -> str:
+    return f", on devices that failed {size_bytes}" if size_bytes else ""
 
 
 NoRoom: TypeAlias = NoSpace | OverCapacity

@@ -51,8 +51,6 @@ class Pool(Tally):
         self._writers: list[Hold] = []  # not shortenable; few
         self.quarantined_bytes = 0
         self._retired_bytes = 0
-        self.withheld_bytes = 0
-        """Of objects that nobody finds, since a device that they lie on failed."""
 
     def usage(self) -> Usage:
         """The pool in figures; what is withheld is used."""

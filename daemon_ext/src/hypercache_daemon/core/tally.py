@@ -25,6 +25,8 @@ class Tally:
         self.evictable_bytes = 0
         self.pinned_bytes = 0
         self.dirty_bytes = 0
+        self.withheld_bytes = 0
+        """Of objects that nobody finds, since a device that they lie on failed; none of the above."""
         self.counts = dict.fromkeys(SyncStatus, 0)
         """Committed objects by state."""
 
