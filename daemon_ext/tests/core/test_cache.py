@@ -69,6 +69,43 @@ def test_naming_victims_changes_nothing() -> None:
     assert len(cache) == 2
 
 
+def limited_cache(**limits: int) -> Cache:
+    """A pool of 16 MiB, and so much under each prefix."""
+    pool = Pool(Tier.NVME, Allocator({0: 16 * MIB}, 0), Lru(), quarantine_share=0)
+    capacities = Capacities(Capacity(f"{name}/", limit, Lru()) for name, limit in limits.items())
+    return Cache({Tier.NVME: pool}, epoch=1, times=Times(), capacities=capacities)
+
+
+def fit(cache: Cache, *wants: tuple[str, int]) -> list[bool]:
+    return cache.that_fit_together([(uri, size_bytes, Tier.NVME) for uri, size_bytes in wants])
+
+
+def test_of_many_writes_the_first_ones_fit_as_far_as_all_that_limits_them_allows() -> None:
+    cache = limited_cache(a=4 * MIB, b=100 * MIB)
+    assert fit(cache, ("a/1", 3 * MIB), ("a/2", 2 * MIB), ("a/3", MIB)) == [True, False, True]
+    assert fit(cache, ("b/1", 10 * MIB), ("a/1", 4 * MIB), ("b/2", 3 * MIB), ("c", 2 * MIB)) == [
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert fit(cache, *[("a/1", 1)] * 1025) == [True] * 1024 + [False], "whole blocks count"
+    assert fit(cache) == []
+
+
+def test_what_may_be_evicted_counts_as_room() -> None:
+    assert fit(cache_of([8 * MIB, 8 * MIB]), ("new", 16 * MIB), ("more", 1)) == [True, False]
+
+
+def test_a_misfit_is_told_by_the_innermost_that_is_too_small_for_it() -> None:
+    cache = limited_cache(a=4 * MIB)
+    for uri, size_bytes, word in [("a/1", 5 * MIB, "under a/"), ("b", 17 * MIB, "nvme pool")]:
+        report = cache.misfit((uri, size_bytes, Tier.NVME))
+        assert report is not None
+        assert word in report.sentence()
+    assert cache.misfit(("a/1", 4 * MIB, Tier.NVME)) is None
+
+
 def test_a_report_leads_to_what_was_too_full() -> None:
     narrow = Capacity("a/", MIB, Lru())
     pool = Pool(Tier.NVME, Allocator({0: 16 * MIB}, 0), Lru(), quarantine_share=0)
