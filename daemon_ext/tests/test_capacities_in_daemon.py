@@ -4,6 +4,7 @@ nothing else."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from frames import bits, framed
 
 from hypercache_daemon.core.eviction import EvictionPolicy
 from hypercache_protocol.fields import Tier
+
+limited = partial(running, evict_above=1.0, evict_down_to=1.0)
+"""A daemon that evicts only where room is wanted, so that a prefix can be full."""
 
 A, B = "hypercache://a/", "hypercache://b/"
 
@@ -34,7 +38,7 @@ async def test_without_limits_there_is_no_figure(short_dir: Path) -> None:
 async def test_a_prefix_at_its_limit_evicts_the_coldest_of_its_own_and_no_other(
     short_dir: Path,
 ) -> None:
-    async with running(short_dir, capacity=(f"{A}=4MiB",)) as daemon:
+    async with limited(short_dir, capacity=(f"{A}=4MiB",)) as daemon:
         client = await daemon.connect()
         for uri in ("other", B + "cold", A + "1", A + "2", A + "3", A + "4"):
             await client.store(uri, pattern(1, MIB), tier="ram" if uri.endswith("2") else "nvme")
@@ -47,13 +51,30 @@ async def test_a_prefix_at_its_limit_evicts_the_coldest_of_its_own_and_no_other(
         assert (await client.status())["evicted"] == {"objects": 2, "bytes": 2 * MIB}
 
 
+async def test_a_prefix_above_its_watermark_loses_its_coldest_before_anybody_wants_room(
+    short_dir: Path,
+) -> None:
+    settings = {"evict_above": 0.5, "evict_down_to": 0.25}
+    async with running(short_dir, capacity=(f"{A}=8MiB", f"{B}=8MiB"), **settings) as daemon:
+        client = await daemon.connect()
+        await client.store(B + "other", pattern(0, MIB))
+        uris = [f"{A}{number}" for number in range(4)]
+        for number, uri in enumerate(uris):
+            await client.store(uri, pattern(number, MIB))
+        assert await present(client, *uris) == uris, "half of it is no reason"
+        await client.store(A + "more", b"x")
+        await eventually(lambda: daemon.parts.remover.evicted_objects == 3)
+        assert await present(client, *uris, A + "more", B + "other") == [uris[3], A + "more", B + "other"]
+        assert (await usage(client))[:2] == (2, 1)
+
+
 async def test_objects_of_others_are_not_even_looked_at(
     short_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def walked(_: EvictionPolicy) -> Iterator[str]:
         raise AssertionError("the objects of all others were walked over")
 
-    async with running(short_dir, capacity=(f"{A}=1MiB",)) as daemon:
+    async with limited(short_dir, capacity=(f"{A}=1MiB",)) as daemon:
         client = await daemon.connect()
         await client.store(A + "1", pattern(1, MIB))
         for pool in daemon.parts.store.cache.pools.values():
@@ -63,7 +84,7 @@ async def test_objects_of_others_are_not_even_looked_at(
 
 
 async def test_where_nothing_of_its_own_may_go_a_stage_is_refused_in_words_at_once(short_dir: Path) -> None:
-    async with running(short_dir, capacity=(f"{A}=4MiB",)) as daemon:
+    async with limited(short_dir, capacity=(f"{A}=4MiB",)) as daemon:
         client = await daemon.connect()
         await client.store(B + "free to go", pattern(1, MIB))
         await client.store(A + "pinned", pattern(1, MIB), pinned=True)
@@ -87,7 +108,7 @@ async def test_nothing_is_evicted_for_what_the_pool_or_another_prefix_could_neve
     short_dir: Path, request_of: Message
 ) -> None:
     inner = A + "in/"
-    async with running(short_dir, capacity=(f"{A}=18MiB", f"{inner}=20MiB")) as daemon:
+    async with limited(short_dir, capacity=(f"{A}=18MiB", f"{inner}=20MiB")) as daemon:
         client = await daemon.connect()
         uris = [inner + str(number) for number in range(4)]
         for number, uri in enumerate(uris):
@@ -97,7 +118,7 @@ async def test_nothing_is_evicted_for_what_the_pool_or_another_prefix_could_neve
 
 
 async def test_what_is_appended_counts_and_may_be_refused(short_dir: Path) -> None:
-    async with running(short_dir, capacity=(f"{A}=3MiB",)) as daemon:
+    async with limited(short_dir, capacity=(f"{A}=3MiB",)) as daemon:
         client = await daemon.connect()
         await client.store(A + "old", pattern(1, MIB))
         await client.stage(A + "new", pattern(2, MIB))
@@ -112,7 +133,7 @@ async def test_what_is_appended_counts_and_may_be_refused(short_dir: Path) -> No
 
 async def test_nested_prefixes_both_count_and_each_makes_room_among_its_own(short_dir: Path) -> None:
     inner = A + "in/"
-    async with running(short_dir, capacity=(f"{A}=4MiB", f"{inner}=2MiB")) as daemon:
+    async with limited(short_dir, capacity=(f"{A}=4MiB", f"{inner}=2MiB")) as daemon:
         client = await daemon.connect()
         for uri in (A + "1", A + "2", inner + "1", inner + "2"):
             await client.store(uri, pattern(1, MIB))
@@ -133,7 +154,7 @@ async def test_many_nested_prefixes_that_are_all_full_are_no_reason_to_refuse(sh
             await client.store(prefix + "1", pattern(1, MIB))
             await client.store(prefix + "2", pattern(2, MIB))
     limits = tuple(f"{prefix}={MIB * (8 - depth)}" for depth, prefix in enumerate(nested))
-    async with running(short_dir, capacity=limits) as daemon:  # now each must give up one of its own
+    async with limited(short_dir, capacity=limits) as daemon:  # now each must give up one of its own
         client = await daemon.connect()
         await client.store(nested[-1] + "new", pattern(9, MIB))
         for depth, prefix in enumerate(nested):
@@ -141,7 +162,7 @@ async def test_many_nested_prefixes_that_are_all_full_are_no_reason_to_refuse(sh
 
 
 async def test_of_a_batch_what_fits_is_staged_and_the_rest_refused(short_dir: Path) -> None:
-    async with running(short_dir, capacity=(f"{A}=3MiB",)) as daemon:
+    async with limited(short_dir, capacity=(f"{A}=3MiB",)) as daemon:
         client, old = await framed(daemon), await daemon.connect()
         await old.store(A + "old", pattern(1, 2 * MIB))
         names = [A + "1", A + "2", A + "3", A + "4", B + "1"]
@@ -152,7 +173,7 @@ async def test_of_a_batch_what_fits_is_staged_and_the_rest_refused(short_dir: Pa
 
 
 async def test_a_batch_evicts_no_more_than_the_pool_could_hold_of_it(short_dir: Path) -> None:
-    async with running(short_dir, capacity=(f"{A}=16MiB",)) as daemon:
+    async with limited(short_dir, capacity=(f"{A}=16MiB",)) as daemon:
         client, old = await framed(daemon), await daemon.connect()
         for number in range(20):
             await old.store(f"{B}{number}", pattern(number, MIB), pinned=True)
@@ -203,9 +224,9 @@ async def everything_that_changes_it(client: Client, daemon: Daemon) -> None:
 
 async def test_what_counts_is_exact_after_every_change_and_after_a_restart(short_dir: Path) -> None:
     settings = {"capacity": (f"{A}=32MiB",), "stage_expiry_s": 1000}
-    async with running(short_dir, **settings) as daemon:
+    async with limited(short_dir, **settings) as daemon:
         await everything_that_changes_it(await daemon.connect(), daemon)
-    async with running(short_dir, **settings) as daemon:
+    async with limited(short_dir, **settings) as daemon:
         client = await daemon.connect()
         entry = (await client.status())["capacities"][A]
         assert (entry["objects"], entry["used_bytes"], entry["staged_bytes"]) == (2, 5 * MIB, 0)
@@ -222,7 +243,7 @@ async def test_a_lower_limit_after_a_restart_holds_from_the_next_stage_on_the_ol
         client = await daemon.connect()
         for number, uri in enumerate(uris):
             await client.store(uri, pattern(1, MIB), tier="ram" if number == 1 else "nvme")
-    async with running(short_dir, capacity=(f"{A}=3MiB",)) as daemon:
+    async with limited(short_dir, capacity=(f"{A}=3MiB",)) as daemon:
         client = await daemon.connect()
         assert await usage(client) == (5, 5, 0)
         await client.stage(A + "new", pattern(2, MIB))
@@ -231,7 +252,7 @@ async def test_a_lower_limit_after_a_restart_holds_from_the_next_stage_on_the_ol
 
 
 async def test_what_waits_for_a_failed_device_counts(short_dir: Path) -> None:
-    async with running(short_dir, capacity=(f"{A}=2MiB",)) as daemon:
+    async with limited(short_dir, capacity=(f"{A}=2MiB",)) as daemon:
         client = await daemon.connect()
         await client.store(A + "1", pattern(1, 2 * MIB), commit={})
         daemon.parts.store.cache.withhold(A + "1")
@@ -251,7 +272,7 @@ async def test_what_is_fetched_from_the_backend_counts(short_dir: Path) -> None:
     (short_dir / "backend" / "a").mkdir(parents=True)
     for name in "123":
         (short_dir / "backend" / "a" / name).write_bytes(pattern(int(name), MIB))
-    async with running(short_dir, capacity=(f"{A}=2MiB",), backend=f"file://{short_dir}/backend") as daemon:
+    async with limited(short_dir, capacity=(f"{A}=2MiB",), backend=f"file://{short_dir}/backend") as daemon:
         client = await daemon.connect()
         for name in "123":
             assert (await client.ask("locate", uri=A + name))["status"] == "HIT"

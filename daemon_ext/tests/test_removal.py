@@ -258,10 +258,10 @@ async def test_a_background_eviction_that_cannot_be_written_down_evicts_nothing_
             cache = daemon.parts.store.cache
             for stored in cache.objects():  # unpinned, and nobody has noticed
                 cache.apply_change(replace(stored, pinned=False))
-            daemon.parts.remover.check_watermark()
+            daemon.parts.remover.check_watermarks(uris)
             await eventually(lambda: "eviction from the nvme pool waits" in caplog.text)
             assert await present(client, uris) == uris
-        daemon.parts.remover.check_watermark()
+        daemon.parts.remover.check_watermarks(uris)
         await eventually(lambda: daemon.parts.remover.evicted_objects == 1)
         assert (await client.ask("ping"))["status"] == "PONG"
 

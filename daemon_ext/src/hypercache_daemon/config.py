@@ -211,8 +211,8 @@ _HELP: dict[str, str] = {
     "verify_on_commit": "read back what is committed with checksums before the commit is acknowledged",
     "scrub_mib_s": "MiB per second that are read to find corrupt objects, once a day all of them; 0: none",
     "eviction": "who leaves first: return-rate (the kind that seldom comes back) or lru",
-    "evict_above": "share of a pool above which eviction starts",
-    "evict_down_to": "share of a pool down to which it goes on",
+    "evict_above": "share of a pool, or of a --capacity, above which eviction starts",
+    "evict_down_to": "share of it down to which eviction goes on",
     "shutdown_grace_s": "seconds that requests under way get when the daemon stops",
 }
 

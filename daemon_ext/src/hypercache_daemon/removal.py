@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 
 import trio
@@ -19,14 +19,15 @@ from .store import Store, hold_change
 
 log = logging.getLogger(__name__)
 
-_PURGE_BATCH = 512
+_TOGETHER = 256  # objects that leave in one turn: some milliseconds of the event loop
 
 
 class Remover:
     """Takes objects away, durably first.
 
     Args:
-        high, low: shares of a pool; eviction starts above `high` and goes on down to `low`.
+        high, low: shares of a pool, and of what may lie under a prefix; eviction starts above `high` and goes
+            on down to `low`.
         max_objects: how many objects and staged writes are kept at once, in all pools together.
     """
 
@@ -69,7 +70,7 @@ class Remover:
         cache = self._store.cache
         batches = chain(cache.uris(), [stored.uri for stored in cache.withheld()])
         removed = 0
-        while batch := list(islice(batches, _PURGE_BATCH)):
+        while batch := list(islice(batches, _TOGETHER)):
             async with self._store.locks.hold_all(batch):
                 removed += len(await self._remove_locked(batch))
         return removed
@@ -103,41 +104,45 @@ class Remover:
         pools = self._store.cache.pools
         for tier in sorted(pools, key=lambda tier: sum(pools[tier].counts.values()), reverse=True):
             while (missing := count - self.object_room()) > 0:
-                if not await self._evict_coldest(tier, min(missing, _PURGE_BATCH)):
+                if not await self._evict_coldest(tier, min(missing, _TOGETHER)):
                     break
 
-    def check_watermark(self) -> None:
-        """Start eviction in the background where a pool is too full."""
-        if any(self._excess(tier, self._high) > 0 for tier in self._store.cache.pools):
+    def check_watermarks(self, uris: Iterable[str]) -> None:
+        """Start eviction in the background where a pool is too full, or a prefix that one of these lies
+        under."""
+        cache = self._store.cache
+        rooms: set[Room] = {*cache.pools.values()}
+        rooms.update(chain.from_iterable(map(cache.capacities.above, uris)))
+        if any(room.excess_bytes(self._high) > 0 for room in rooms):
             self._wake.set()
 
     async def run(self) -> None:
-        """Evict in the background whenever a pool is above its high watermark."""
+        """Evict in the background whenever a pool or a prefix is above its high watermark."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            for tier in self._store.cache.pools:
-                excess = self._excess(tier, self._low)
-                if self._excess(tier, self._high) > 0:
-                    await self._evict_in_background(tier, excess)
+            for room in self._store.cache.all_rooms():
+                if room.excess_bytes(self._high) > 0:
+                    await self._evict_in_background(room, room.excess_bytes(self._low))
 
-    async def _evict_in_background(self, tier: Tier, wanted_bytes: int) -> None:
+    async def _evict_in_background(self, room: Room, wanted_bytes: int) -> None:
         try:
-            await self._evict_by_policy(self._store.cache.pools[tier], wanted_bytes)
+            await self._evict_by_policy(room, wanted_bytes)
         except CatalogError as error:
-            log.warning("eviction from the %s pool waits: %s", tier.value, error)
+            log.warning("eviction from %s waits: %s", room.name, error)
         self._store.release_due()
 
-    def _excess(self, tier: Tier, share: float) -> int:
-        usage = self._store.cache.pools[tier].usage()
-        # Quarantined blocks become free by themselves, so they do not call for eviction.
-        return usage.used_bytes + usage.staged_bytes - int(usage.total_bytes * share)
-
     async def _evict_by_policy(self, room: Room, wanted_bytes: int) -> None:
-        """Evict the coldest objects that make up `wanted_bytes`. Those that somebody works on are passed
-        over, so evictions that run at once take different ones and wait for nobody."""
-        victims = self._store.cache.victims(room, wanted_bytes, self._store.locks.is_free)
-        await self._evict([stored.uri for stored in victims])
+        """Evict the coldest objects that make up `wanted_bytes`, some at a time, so that clients have their
+        turns. Those that somebody works on are passed over, so evictions that run at once take different
+        ones and wait for nobody."""
+        cache, is_free = self._store.cache, self._store.locks.is_free
+        while wanted_bytes > 0:
+            victims = cache.victims(room, wanted_bytes, is_free, _TOGETHER)
+            if not victims:
+                return
+            await self._evict([stored.uri for stored in victims])
+            wanted_bytes -= sum(stored.allocated_bytes for stored in victims)
 
     async def _evict_coldest(self, tier: Tier, count: int) -> int:
         """Evict the `count` coldest objects that nobody works on; returns how many there were."""

@@ -101,7 +101,7 @@ class Writer:
         results: dict[int, StoredObject | DaemonError] = {}
         for indexes in _rounds_of_distinct([request.uri for request in requests]):
             await self._commit_round(requests, indexes, connection_id, results)
-        self.remover.check_watermark()
+        self.remover.check_watermarks(request.uri for request in requests)
         return [results[index] for index in range(len(requests))]
 
     def discard_internal(self, staged: StagedWrite) -> None:

@@ -32,9 +32,9 @@ def cache_of(sizes: list[int]) -> Cache:
     return cache
 
 
-def victims(cache: Cache, wanted_bytes: int, busy: str = "") -> list[str]:
+def victims(cache: Cache, wanted_bytes: int, busy: str = "", most: int = 100) -> list[str]:
     room = cache.pools[Tier.NVME]
-    return [stored.uri for stored in cache.victims(room, wanted_bytes, lambda uri: uri not in busy)]
+    return [stored.uri for stored in cache.victims(room, wanted_bytes, lambda uri: uri not in busy, most)]
 
 
 def test_the_coldest_leave_until_there_is_enough() -> None:
@@ -45,6 +45,20 @@ def test_the_coldest_leave_until_there_is_enough() -> None:
     assert victims(cache, 3 * MIB) == ["0", "1"]
     assert victims(cache, 100 * MIB) == ["0", "1", "2"]
     assert victims(cache, 0) == []
+
+
+def test_no_more_leave_together_than_may() -> None:
+    assert victims(cache_of([MIB] * 4), 3 * MIB, most=2) == ["0", "1"]
+
+
+def test_how_much_more_than_a_share_is_taken() -> None:
+    cache = limited_cache(a=4 * MIB)
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+    cache.stage("a/1", 3 * MIB, Tier.NVME, 1, options, now=0)
+    prefix, pool = cache.all_rooms()
+    assert (prefix.name, pool.name) == ("a/", "the nvme pool")
+    assert (prefix.excess_bytes(0.5), prefix.excess_bytes(1)) == (MIB, -MIB)
+    assert (pool.excess_bytes(0.125), pool.excess_bytes(0.5)) == (MIB, -5 * MIB)
 
 
 def test_what_an_object_takes_counts_and_not_its_length() -> None:

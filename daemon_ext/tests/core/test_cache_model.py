@@ -337,7 +337,7 @@ class CacheMachine(RuleBasedStateMachine):
         room = self.cache.pools[place] if is_tier else self.cache.capacities[place]
         evictable = self.evictable(place) if is_tier else self.evictable_under(place)
         missing_bytes = room.missing_bytes(size)
-        victims = self.cache.victims(room, missing_bytes, lambda uri: uri not in locked)
+        victims = self.cache.victims(room, missing_bytes, lambda uri: uri not in locked, 1000)
         assert set(victims) <= {stored for stored in evictable if stored.uri not in locked}
         assert len(set(victims)) == len(victims)
         freed_bytes = sum(pages(stored.extents) for stored in victims)

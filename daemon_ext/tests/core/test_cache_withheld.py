@@ -76,13 +76,13 @@ def test_what_is_given_back_is_as_it_was() -> None:
         assert cache.give_back(uri) == stored == cache.get(uri)
         assert figures(cache) == before == (2, 0, 1)
     assert cache.withheld() == []
-    assert [stored.uri for stored in cache.victims(cache.pools[Tier.NVME], MIB, lambda _: True)] == ["b"]
+    assert [stored.uri for stored in cache.victims(cache.pools[Tier.NVME], MIB, lambda _: True, 9)] == ["b"]
 
 
 def test_no_policy_takes_what_is_withheld() -> None:
     cache = cache_of(a=StateEvent.COMMIT_LOCAL_ONLY)
     cache.withhold("a")
-    assert cache.victims(cache.pools[Tier.NVME], MIB, lambda _: True) == []
+    assert cache.victims(cache.pools[Tier.NVME], MIB, lambda _: True, 9) == []
     assert figures(cache) == (1, 1, 0)
 
 

@@ -291,6 +291,10 @@ class Cache:
         """`stored` after `event`."""
         return replace(stored, state=next_state(stored.state, event))
 
+    def all_rooms(self) -> list[Room]:
+        """Every prefix with a limit, then every pool: what leaves under a prefix makes room in its pool."""
+        return [*self.capacities, *self.pools.values()]
+
     def rooms(self, uri: str, tier: Tier) -> list[Room]:
         """Wherever a write must fit in. The innermost prefix first: what leaves there makes room in those
         around it as well."""
@@ -317,13 +321,15 @@ class Cache:
         """What was too full for a request."""
         return self.pools[report.tier] if isinstance(report, NoSpace) else self.capacities[report.prefix]
 
-    def victims(self, room: Room, wanted_bytes: int, is_free: Callable[[str], bool]) -> list[StoredObject]:
-        """The coldest objects there that may be evicted and together free `wanted_bytes`, or all of them;
-        those whose uri is not free are passed over."""
+    def victims(
+        self, room: Room, wanted_bytes: int, is_free: Callable[[str], bool], most: int
+    ) -> list[StoredObject]:
+        """The coldest objects there that may be evicted and together free `wanted_bytes`, but no more than
+        `most`; those whose uri is not free are passed over."""
         chosen: list[StoredObject] = []
         missing = wanted_bytes
         for uri in room.policy.victims():
-            if missing <= 0:
+            if missing <= 0 or len(chosen) >= most:
                 break
             if is_free(uri):
                 stored = self._objects.get(uri)

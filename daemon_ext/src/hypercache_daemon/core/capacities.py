@@ -37,14 +37,21 @@ class Capacity(Tally):
         self.prefix = prefix
         self.limit_bytes = limit_bytes
 
+    @property
+    def name(self) -> str:
+        return self.prefix
+
     def could_hold(self, size_bytes: int) -> bool:
         """False where not even evicting all that may be evicted would make room for `size_bytes`."""
         return self.missing_bytes(size_bytes) <= self.evictable_bytes
 
     def missing_bytes(self, size_bytes: int) -> int:
         """How much must be evicted before `size_bytes` may be staged."""
-        taken_bytes = self.used_bytes + self.staged_bytes + self.withheld_bytes
-        return max(0, taken_bytes + rounded_up(size_bytes) - self.limit_bytes)
+        return max(0, self.taken_bytes + rounded_up(size_bytes) - self.limit_bytes)
+
+    def excess_bytes(self, share: float) -> int:
+        """How much more than this share of it is taken; below 0 where it is less."""
+        return self.taken_bytes - int(self.limit_bytes * share)
 
     def no_space(self, wanted_bytes: int) -> OverCapacity:
         """The report on a request that does not fit."""

@@ -76,6 +76,10 @@ class Pool(Tally):
             self.withheld_bytes,
         )
 
+    @property
+    def name(self) -> str:
+        return f"the {self.tier.value} pool"
+
     def could_hold(self, size_bytes: int) -> bool:
         """False where not even evicting all that may be evicted would make room for `size_bytes`."""
         most_bytes = self.blocks.free_bytes + self._retired_bytes + self.evictable_bytes
@@ -87,6 +91,11 @@ class Pool(Tally):
         if short_bytes <= 0:
             return 0
         return short_bytes + max(0, self._quarantine_limit - self._retired_bytes)
+
+    def excess_bytes(self, share: float) -> int:
+        """How much more than this share of it is taken; below 0 where it is less. What rests becomes free by
+        itself, and so doesn't count."""
+        return self.taken_bytes - int(self.blocks.total_bytes * share)
 
     def load_blocks(self, records: Sequence[bytes], heads: Heads) -> npt.NDArray[np.int64]:
         """The recorded objects own their blocks, and nobody owned any before. Returns what each takes, in

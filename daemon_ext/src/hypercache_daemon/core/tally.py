@@ -30,6 +30,11 @@ class Tally:
         self.counts = dict.fromkeys(SyncStatus, 0)
         """Committed objects by state."""
 
+    @property
+    def taken_bytes(self) -> int:
+        """What has an owner."""
+        return self.used_bytes + self.staged_bytes + self.withheld_bytes
+
     def load(self, uris: Sequence[str], sizes: npt.NDArray[np.int64], heads: Heads) -> None:
         """Count the recorded objects, of which there were none before: what each takes is in `sizes`. What
         was committed first is the coldest."""
