@@ -241,6 +241,30 @@ def test_close_while_a_store_runs_commits_nothing_half_written(
     ]
 
 
+def test_close_sends_away_writes_that_wait_for_loads(
+    scripted, connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = connect(scripted.socket_path, write_workers=4)
+    scripted.chunk_bytes = 4096
+    assert driver.store(["k"], [bytearray(4096)]).ok
+    reading, writing = Gate(monkeypatch, "preadv"), Gate(monkeypatch, "pwritev")
+    driver.connector.submit_batch_get(["k"], [bytearray(4096)])
+    until(lambda: reading.waiting == 1)
+    driver.connector.submit_batch_set(["l"], [bytearray(20 * 4096)])
+    until(lambda: driver.connector._engine.gate.waiting == 4)  # four threads and the caller, less one
+    assert writing.waiting == 1
+    assert driver.connector.status()["transfers"]["waited"] == 4
+    closing = threading.Thread(target=driver.connector.close)
+    closing.start()
+    until(lambda: driver.connector._engine.gate.waiting == 0)
+    reading.opened.set()
+    writing.opened.set()
+    closing.join(DEADLINE_S)
+    assert not closing.is_alive()
+    assert writing.waiting == writing.passed == 1
+    assert list(scripted.objects) == [driver.connector._mapping.uri("k")]
+
+
 def test_close_leaves_no_thread_and_no_descriptor(scripted, open_descriptors: Callable[[], int]) -> None:
     descriptors, threads = open_descriptors(), threading.active_count()
     for _ in range(3):

@@ -24,7 +24,7 @@ KV_STORE = Path(__file__).parents[2] / "docs" / "kv_store.md"
 SOURCE = Path(hypercache_connector.__file__).parent
 NAMES = re.compile(r"`([\w.]+)`")
 
-UNITS = {"Seconds": "seconds", "Threads": "threads", "bool": "true, false"}
+UNITS = {"Seconds": "seconds", "Threads": "threads", "Share": "share, up to 1", "bool": "true, false"}
 """By the name of the type; for others the words are free."""
 
 PAGES = {"connector": (README, Config), "KVStore": (KV_STORE, KVStoreConfig)}

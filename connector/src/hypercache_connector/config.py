@@ -29,6 +29,7 @@ _OTHER_SOCKET_PATHS = ("/tmp/hypercache/hypercache.sock", "/tmp/hypercache.sock"
 
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 Threads = Annotated[int, Field(ge=1, le=256)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class ConfigError(ValueError):
@@ -76,6 +77,7 @@ class EngineConfig(BaseModel):
     close_timeout_s: Seconds = 10.0
     read_workers: Threads = 16
     write_workers: Threads = 16
+    write_share: Share = 0.17
 
     @field_validator("socket_path")
     @classmethod

@@ -27,6 +27,7 @@ from .devices import Devices
 from .layouts import Answer, ChunkTransfer
 from .outcomes import Counters, Outcome, ThrottledLog, logger
 from .workers import ChunkWorkers, join_all
+from .write_gate import WriteGate
 
 _Answer = TypeVar("_Answer")
 
@@ -52,6 +53,7 @@ class Engine:
     devices: Devices
     readers: ChunkWorkers
     writers: ChunkWorkers
+    gate: WriteGate
     counters: Counters
     log: ThrottledLog
     tier: Tier = Tier.NVME
@@ -95,6 +97,7 @@ def open_engine(settings: EngineConfig) -> Engine:
         devices=devices,
         readers=ChunkWorkers("hypercache-read", settings.read_workers),
         writers=ChunkWorkers("hypercache-write", settings.write_workers),
+        gate=WriteGate(settings.write_share, settings.read_workers, counters),
         counters=counters,
         log=log,
         transfer_timeout_s=settings.transfer_timeout_s,
@@ -115,6 +118,7 @@ def close_engine(engine: Engine, *, loading: Iterable[Thread] = (), others: Iter
     deadline = time.monotonic() + engine.close_timeout_s
     engine.readers.close()
     engine.writers.close()
+    engine.gate.close()
     engine.client.close()
     reading = [*loading, *engine.readers.threads]
     while left := join_all(reading, deadline):

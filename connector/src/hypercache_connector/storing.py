@@ -225,7 +225,7 @@ def _fill(engine: Engine, writes: Sequence[_Write], deadline: float) -> None:
         write.checksums = [0] * len(layout)
     planned = interleaved(planned)
     skipped: int | Outcome = Outcome.CLOSED
-    results = engine.writers.map(partial(_write_chunk, engine, deadline), planned, skipped)
+    results = engine.writers.map(partial(_write_in_turn, engine, deadline), planned, skipped)
     for transfer, result in zip(planned, results, strict=True):
         if isinstance(result, Outcome):
             writes[transfer.index].outcome = result
@@ -233,10 +233,17 @@ def _fill(engine: Engine, writes: Sequence[_Write], deadline: float) -> None:
             writes[transfer.index].checksums[transfer.position] = result
 
 
-def _write_chunk(engine: Engine, deadline: float, transfer: ChunkTransfer) -> int | Outcome:
-    """The checksum of the chunk that was written, or why it was not."""
+def _write_in_turn(engine: Engine, deadline: float, transfer: ChunkTransfer) -> int | Outcome:
+    """The checksum of the chunk that was written, or why it was not. Loads under way go before."""
     if time.monotonic() >= deadline:
         return Outcome.TRANSFER_LATE
+    if not engine.gate.bounded:
+        return _write_chunk(engine, transfer)
+    with engine.gate.writing(len(transfer.part.view), deadline) as turn:
+        return _write_chunk(engine, transfer) if turn is Outcome.OK else turn
+
+
+def _write_chunk(engine: Engine, transfer: ChunkTransfer) -> int | Outcome:
     view = transfer.part.view
     checksum = crc32(view)
     try:

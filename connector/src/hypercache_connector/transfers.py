@@ -90,7 +90,8 @@ def load_located(
             for transfer in _planned(index, hit, buffers[index], sealed.get(index))
         ]
     )
-    results = engine.readers.map(partial(_read_chunk, engine, deadline), planned, Outcome.CLOSED)
+    with engine.gate.loading(len(planned), sum(len(transfer.part.view) for transfer in planned)):
+        results = engine.readers.map(partial(_read_chunk, engine, deadline), planned, Outcome.CLOSED)
     outcomes = _opened(engine, sealed, _settled(hits, doubts, planned, results))
     _count_loads(engine, buffers, outcomes, sealed)
     damaged = {

@@ -1,0 +1,98 @@
+"""Where loads say that they are under way, and where the chunks of stores wait for their turn (turns.py).
+
+Rules:
+1. A load never waits here; a write does for its turn, until its deadline or `close`.
+2. Each change wakes the writes whose turn it is by now, and no other thread.
+3. Where only one direction works it costs next to nothing: loads say so once for each batch, and writes look
+   at `bounded` without a lock. One that looked a moment too early is one more on its way to the devices.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from .devices import COUNTS
+from .outcomes import Counters, Outcome
+from .turns import Turns, Write
+
+
+class WriteGate:
+    """One for all transfers of an engine."""
+
+    def __init__(self, write_share: float, readers: int, counters: Counters) -> None:
+        """
+        Args:
+            write_share: of the bytes at work, what writes may take beside reads: over 0, and 1 for no bound.
+            readers: how many chunks of loads can be at work at once.
+        """
+        self._turns = Turns(write_share, readers)
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._called: dict[Write, threading.Event] = {}
+        self._closed = False
+
+    @property
+    def bounded(self) -> bool:
+        """Whether a write has to go through `writing` now."""
+        return self._turns.bounded
+
+    @property
+    def waiting(self) -> int:
+        """How many writes wait for their turn."""
+        return len(self._called)
+
+    @contextmanager
+    def loading(self, chunks: int, size_bytes: int) -> Iterator[None]:
+        """A batch of so many chunks with so many bytes in all is being loaded."""
+        with self._lock:
+            self._call(self._turns.load_begins(chunks, size_bytes))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._call(self._turns.load_ends(chunks, size_bytes))
+
+    @contextmanager
+    def writing(self, size_bytes: int, deadline: float) -> Iterator[Outcome]:
+        """OK, and so many bytes of a store are at work, once it is their turn. TRANSFER_LATE where that did
+        not come by `deadline` (monotonic), CLOSED where `close` did before: then nothing must be written.
+        """
+        write = Write(size_bytes)
+        with self._lock:
+            self._call(self._turns.write_comes(write))
+        try:
+            yield self._turn(write, deadline)
+        finally:
+            with self._lock:
+                self._called.pop(write, None)
+                self._call(self._turns.write_leaves(write))
+
+    def close(self) -> None:
+        """Send away the writes that wait, and any that still come."""
+        with self._lock:
+            self._closed = True
+            self._call(list(self._called))
+
+    def _turn(self, write: Write, deadline: float) -> Outcome:
+        if not write.at_work:
+            self._wait(write, deadline)
+        if self._closed:
+            return Outcome.CLOSED
+        return Outcome.OK if write.at_work else Outcome.TRANSFER_LATE
+
+    def _wait(self, write: Write, deadline: float) -> None:
+        with self._lock:
+            if write.at_work or self._closed:
+                return
+            called = self._called[write] = threading.Event()
+        self._counters.add(COUNTS, "waited")
+        called.wait(max(0.0, deadline - time.monotonic()))
+
+    def _call(self, writes: Iterable[Write]) -> None:
+        for write in writes:
+            called = self._called.pop(write, None)
+            if called is not None:
+                called.set()

@@ -1,0 +1,148 @@
+"""Threads at the gate: who waits is called when it is its turn, at its deadline, or by `close`."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from hypercache_connector.outcomes import Counters, Outcome
+from hypercache_connector.write_gate import WriteGate
+
+CHUNK = 4 << 20
+DEADLINE_S = 20.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+class Writer:
+    """A thread that writes one chunk as soon as it may, and until it is let go."""
+
+    def __init__(self, gate: WriteGate, wait_s: float = DEADLINE_S) -> None:
+        self.turn: Outcome | None = None
+        self.let_go = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(gate, wait_s))
+        self._thread.start()
+
+    def _run(self, gate: WriteGate, wait_s: float) -> None:
+        with gate.writing(CHUNK, time.monotonic() + wait_s) as turn:
+            self.turn = turn
+            assert self.let_go.wait(DEADLINE_S)
+
+    def end(self) -> None:
+        self.let_go.set()
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def counters() -> Counters:
+    return Counters()
+
+
+@pytest.fixture
+def gate(counters: Counters) -> WriteGate:
+    return WriteGate(0.2, 16, counters)
+
+
+@pytest.fixture
+def busy(gate: WriteGate) -> Iterator[tuple[ExitStack, Writer, Writer]]:
+    """A load is under way, one write too, and another one waits."""
+    with ExitStack() as load:
+        load.enter_context(gate.loading(1, CHUNK))
+        first = Writer(gate)
+        until(lambda: first.turn is Outcome.OK)
+        second = Writer(gate)
+        until(lambda: gate.waiting == 1)
+        yield load, first, second
+        for writer in (first, second):
+            writer.end()
+
+
+def test_a_write_waits_while_a_load_and_another_write_are_under_way(
+    busy: tuple[ExitStack, Writer, Writer], gate: WriteGate, counters: Counters
+) -> None:
+    _, first, second = busy
+    assert second.turn is None
+    first.end()
+    until(lambda: second.turn is Outcome.OK)
+    assert gate.waiting == 0
+    assert counters.snapshot() == {"transfers": {"waited": 1}}
+
+
+def test_many_that_wait_come_in_one_by_one_and_all_of_them(
+    busy: tuple[ExitStack, Writer, Writer], gate: WriteGate
+) -> None:
+    _, first, second = busy
+    writers = [first, second]
+    for count in range(2, 10):
+        writers.append(Writer(gate))
+        until(lambda count=count: gate.waiting == count)
+    for ending, following in itertools.pairwise(writers):
+        ending.end()
+        until(lambda following=following: following.turn is Outcome.OK)
+        assert sum(each.turn is None for each in writers) == gate.waiting
+    writers[-1].end()
+
+
+def test_a_load_that_begins_may_call_a_write_in(
+    busy: tuple[ExitStack, Writer, Writer], gate: WriteGate
+) -> None:
+    _, _, second = busy
+    with gate.loading(7, 7 * CHUNK):
+        until(lambda: second.turn is Outcome.OK)
+
+
+def test_after_its_deadline_a_write_is_late_and_the_next_one_is_not_held_up(
+    busy: tuple[ExitStack, Writer, Writer], gate: WriteGate
+) -> None:
+    _, first, second = busy
+    late = Writer(gate, wait_s=0.02)
+    until(lambda: late.turn is Outcome.TRANSFER_LATE)
+    late.end()
+    past = Writer(gate, wait_s=-1.0)
+    until(lambda: past.turn is Outcome.TRANSFER_LATE)
+    past.end()
+    assert gate.waiting == 1
+    first.end()
+    until(lambda: second.turn is Outcome.OK)
+
+
+def test_close_sends_away_those_that_wait_and_lets_no_more_in(
+    busy: tuple[ExitStack, Writer, Writer], gate: WriteGate
+) -> None:
+    _, first, second = busy
+    gate.close()
+    until(lambda: second.turn is Outcome.CLOSED)
+    assert first.turn is Outcome.OK, "what is under way ends by itself"
+    after = Writer(gate)
+    until(lambda: after.turn is Outcome.CLOSED)
+    after.end()
+    with gate.loading(1, CHUNK):
+        pass
+
+
+def test_what_breaks_off_a_write_or_its_waiting_leaves_no_trace(
+    busy: tuple[ExitStack, Writer, Writer], gate: WriteGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first, second = busy
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Event, "wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt), gate.writing(CHUNK, time.monotonic() + DEADLINE_S):
+            pytest.fail("it was not its turn")
+    assert gate.waiting == 1
+    first.end()
+    until(lambda: second.turn is Outcome.OK)
+    second.end()
+    with suppress(OSError), gate.writing(CHUNK, time.monotonic()) as turn:
+        assert turn is Outcome.OK
+        raise OSError("the device is gone")
+    with gate.writing(CHUNK, time.monotonic()) as turn:
+        assert turn is Outcome.OK
