@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from storages import Storage
 
 from hypercache_compat.daemon_process import DaemonOptions, running_daemon
-from hypercache_compat.lmcache_versions import connector_spec
+from hypercache_compat.lmcache_versions import connector_spec, files_spec, raw_block_spec
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -77,14 +77,7 @@ def _raw_block(engine: str) -> Callable[[Room], AbstractContextManager[Spec]]:
     @contextmanager
     def ready(room: Room) -> Iterator[Spec]:
         with room.storage.devices(1, room.size_bytes) as (device,):
-            yield {
-                "type": "raw_block",
-                "device_path": device,
-                "slot_bytes": room.object_bytes + 4096,  # its header has a block of its own
-                "meta_total_bytes": 32 * MIB,
-                "use_odirect": room.storage.direct,
-                "io_engine": engine,
-            }
+            yield raw_block_spec(device, room.object_bytes, direct=room.storage.direct, engine=engine)
 
     return ready
 
@@ -93,7 +86,7 @@ def _folder_of_files(kind: str) -> Callable[[Room], AbstractContextManager[Spec]
     @contextmanager
     def ready(room: Room) -> Iterator[Spec]:
         with room.storage.folder(room.size_bytes) as folder:
-            yield {"type": kind, "base_path": str(folder), "use_odirect": room.storage.direct}
+            yield files_spec(kind, folder, direct=room.storage.direct)
 
     return ready
 

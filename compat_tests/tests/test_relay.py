@@ -10,7 +10,7 @@ import pytest
 
 from hypercache_compat.daemon_process import DaemonProcess, running_daemon
 from hypercache_compat.raw_wire import RawConnection
-from hypercache_compat.relay import FROM_CLIENT, FROM_DAEMON, Passage, Relay, relaying
+from hypercache_compat.relay import FROM_CLIENT, FROM_DAEMON, HangUp, Passage, Relay, relaying
 
 
 class Noted:
@@ -23,6 +23,15 @@ class Noted:
     def passed(self, side: str, data: bytes) -> bytes:
         self.sides[side] += data
         return data
+
+
+class Halved:
+    """Hangs up after the first half of what the daemon says."""
+
+    def passed(self, side: str, data: bytes) -> bytes:
+        if side == FROM_CLIENT:
+            return data
+        raise HangUp("half of it", data[: len(data) // 2])
 
 
 @pytest.fixture
@@ -57,6 +66,16 @@ def test_a_client_that_sends_no_more_still_gets_its_answers(relay: Relay) -> Non
         connection.end()
         assert [connection.receive()["status"] for _ in range(2)] == ["PONG", "PONG"]
         assert connection.receive_line() == b""
+
+
+def test_a_passage_that_hangs_up_can_have_some_bytes_passed_on_before(daemon: DaemonProcess) -> None:
+    path = str(daemon.folder / "halved")
+    with relaying(path, daemon.socket_path, lambda _: Halved()), RawConnection(path) as connection:
+        connection.send(b'{"action":"ping"}\n')
+        with connection._socket.makefile("rb") as reader:
+            half = reader.read()
+    assert half.startswith(b'{"status"')
+    assert not half.endswith(b"}\n")
 
 
 def test_a_daemon_that_ends_ends_its_clients(noted: list[Noted]) -> None:

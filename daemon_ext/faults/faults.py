@@ -10,15 +10,17 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import disks
 from forked_daemons import BlockingClient, ForkedDaemon, checked_status
 from killed_daemon import KillAt
 from random_clients import read_verified
 from scene import Scene, wait_until
+
+from hypercache_compat import disks
+from hypercache_compat.disks import filled, gone
 
 STATE_DISK_BYTES = 32 << 20  # SQLite's log may have 16 MiB
 BACKEND_DISK_BYTES = 64 << 20
@@ -113,17 +115,6 @@ def full(scene: Scene, daemon: ForkedDaemon) -> Iterator[None]:
         resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, before)
 
 
-@contextmanager
-def filled(ballast: Path) -> Iterator[None]:
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    try:
-        yield
-    finally:
-        ballast.unlink()
-
-
 def fill_catalog_disk(scene: Scene) -> None:
     daemon = scene.start()
     with scene.clients_at_work(daemon):
@@ -169,17 +160,6 @@ def fail_backend(scene: Scene) -> None:
             scene.pause()
     scene.check_backend(daemon)
     scene.check(daemon)
-
-
-@contextmanager
-def gone(path: Path) -> Iterator[None]:
-    """It is elsewhere meanwhile."""
-    elsewhere = path.with_suffix(".elsewhere")
-    path.rename(elsewhere)
-    try:
-        yield
-    finally:
-        elsewhere.rename(path)
 
 
 # -- the devices ---------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from typing import Any
 
 import msgpack
 
-from .relay import FROM_CLIENT, FROM_DAEMON
+from .relay import FROM_CLIENT, FROM_DAEMON, HangUp
+
+__all__ = ["ID", "Altered", "Fields", "HangUp", "InOrder", "OnReply", "OnRequest"]
 
 Fields = dict[str, Any]
 OnRequest = Callable[[Fields], Fields]
@@ -30,10 +32,6 @@ _HEADER = struct.Struct(">I")
 
 InOrder = Callable[[list[bytes]], list[bytes]]
 """The frames of the daemon that came together, in the order in which the client gets them."""
-
-
-class HangUp(ConnectionError):
-    """Raised by a rule that ends the connection."""
 
 
 def unchanged(fields: Fields) -> Fields:

@@ -13,7 +13,17 @@ from .releases import (
 )
 from .scenario_process import ScenarioProcess
 
-__all__ = ["LMCACHE_VERSIONS", "connector_spec", "lmcache_environment", "lmcache_process"]
+__all__ = [
+    "LMCACHE_VERSIONS",
+    "connector_spec",
+    "files_spec",
+    "lmcache_environment",
+    "lmcache_process",
+    "raw_block_spec",
+]
+
+MIB = 1 << 20
+_RAW_BLOCK_HEADER_BYTES = 4096
 
 
 def _folder(version: str) -> Path | None:
@@ -43,3 +53,22 @@ def connector_spec(socket_path: str, namespace: str, **parameters: object) -> di
         "class_name": "HyperCacheConnector",
         "adapter_params": {"socket_path": socket_path, "namespace": namespace, **parameters},
     }
+
+
+def raw_block_spec(
+    device: str, object_bytes: int, *, direct: bool, engine: str = "posix"
+) -> dict[str, object]:
+    """The same for LMCache's own raw_block, with room for objects of up to `object_bytes`."""
+    return {
+        "type": "raw_block",
+        "device_path": device,
+        "slot_bytes": object_bytes + _RAW_BLOCK_HEADER_BYTES,
+        "meta_total_bytes": 32 * MIB,
+        "use_odirect": direct,
+        "io_engine": engine,
+    }
+
+
+def files_spec(kind: str, folder: Path, *, direct: bool) -> dict[str, object]:
+    """The same for `fs_native` or `fs`, which keep files in a folder."""
+    return {"type": kind, "base_path": str(folder), "use_odirect": direct}

@@ -25,6 +25,14 @@ _READ_BYTES = 65536
 _RETRY_CONNECT_S = 0.01
 
 
+class HangUp(ConnectionError):
+    """Raised by a passage that ends the connection; `last` goes on before that."""
+
+    def __init__(self, why: object = "", last: bytes = b"") -> None:
+        super().__init__(why)
+        self.last = last
+
+
 class Passage(Protocol):
     """What happens to the bytes of one connection."""
 
@@ -145,8 +153,7 @@ class Relay:
         source, sink = (link.client, link.daemon) if side == FROM_CLIENT else (link.daemon, link.client)
         try:
             with suppress(OSError):
-                while data := source.recv(_READ_BYTES):
-                    sink.sendall(link.passage.passed(side, data))
+                self._pass_on(link.passage, side, source, sink)
         except BaseException:
             # Neither peer may wait for what will never be passed on.
             _shut(source)
@@ -154,6 +161,13 @@ class Relay:
             raise
         finally:
             self._end(link, side, sink)
+
+    def _pass_on(self, passage: Passage, side: str, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(_READ_BYTES):
+                sink.sendall(passage.passed(side, data))
+        except HangUp as end:
+            sink.sendall(end.last)
 
     def _end(self, link: _Link, side: str, sink: socket.socket) -> None:
         # A client that has said its last word may still read; without its daemon it has nothing left to do.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from ..payloads import first_difference, payload
 
 DEADLINE_S = 60.0
 UNTOUCHED = 0xA5
+LAYOUTS = {0: MemoryLayoutDesc(shapes=[], dtypes=[])}
+"""What a lookup has to be given; these adapters don't look at it."""
 
 _KEPT: dict[str, Any] = {}
 
@@ -33,12 +35,16 @@ def version() -> dict[str, str]:
     return {"version": installed("lmcache"), "folder": str(Path(lmcache.__file__).parent)}
 
 
+def create(spec: Mapping[str, object]) -> Any:
+    """The adapter that LMCache makes of this part of its configuration."""
+    config = parse_args_to_l2_adapters_config(argparse.Namespace(l2_adapter=[json.dumps(spec)]))
+    return create_l2_adapter(config.adapters[0])
+
+
 def connect(socket_path: str, namespace: str, **parameters: object) -> str:
     """Make the adapter and keep it for the other scenarios; gives its class's name. `parameters` are further
     ones of the connector."""
-    spec = json.dumps(connector_spec(socket_path, namespace, **parameters))
-    config = parse_args_to_l2_adapters_config(argparse.Namespace(l2_adapter=[spec]))
-    _KEPT["adapter"] = create_l2_adapter(config.adapters[0])
+    _KEPT["adapter"] = create(connector_spec(socket_path, namespace, **parameters))
     return type(_KEPT["adapter"]).__name__
 
 
@@ -49,10 +55,10 @@ def close() -> None:
 
 def store(names: list[str], sizes: list[int], align_bytes: int = 4096) -> bool:
     """Store the payloads of `names` in one batch; did LMCache call the batch stored?"""
-    adapter, objects = _KEPT["adapter"], _objects(sizes, align_bytes)
+    adapter, objects = _KEPT["adapter"], memory_objects(sizes, align_bytes)
     for name, item in zip(names, objects, strict=True):
         item.raw_data.copy_(torch.frombuffer(bytearray(payload(name, item.get_size())), dtype=torch.uint8))
-    task = adapter.submit_store_task(_keys(names), objects)
+    task = adapter.submit_store_task(keys_of(names), objects)
     assert wait_eventfd(adapter.get_store_event_fd(), DEADLINE_S), "the store never completed"
     return bool(adapter.pop_completed_store_tasks()[task].is_successful())
 
@@ -60,10 +66,9 @@ def store(names: list[str], sizes: list[int], align_bytes: int = 4096) -> bool:
 def lookup(names: list[str]) -> list[bool]:
     """Which of `names` LMCache finds, asked in one batch."""
     adapter = _KEPT["adapter"]
-    layouts = {0: MemoryLayoutDesc(shapes=[], dtypes=[])}
-    task = adapter.submit_lookup_and_lock_task(_keys(names), layouts)
+    task = adapter.submit_lookup_and_lock_task(keys_of(names), LAYOUTS)
     assert wait_eventfd(adapter.get_lookup_and_lock_event_fd(), DEADLINE_S), "the lookup never completed"
-    return _bits(adapter.query_lookup_and_lock_result(task), len(names))
+    return bits(adapter.query_lookup_and_lock_result(task), len(names))
 
 
 def load(names: list[str], sizes: list[int], align_bytes: int = 4096) -> dict[str, Any]:
@@ -71,12 +76,12 @@ def load(names: list[str], sizes: list[int], align_bytes: int = 4096) -> dict[st
 
     Buffers begin filled with UNTOUCHED, so that a load that does nothing can't pass.
     """
-    adapter, objects = _KEPT["adapter"], _objects(sizes, align_bytes)
+    adapter, objects = _KEPT["adapter"], memory_objects(sizes, align_bytes)
     for item in objects:
         item.raw_data.fill_(UNTOUCHED)
-    task = adapter.submit_load_task(_keys(names), objects)
+    task = adapter.submit_load_task(keys_of(names), objects)
     assert wait_eventfd(adapter.get_load_event_fd(), DEADLINE_S), "the load never completed"
-    loaded = _bits(adapter.query_load_result(task), len(names))
+    loaded = bits(adapter.query_load_result(task), len(names))
     wrong = []
     for name, item, is_loaded in zip(names, objects, loaded, strict=True):
         difference = first_difference(item.raw_data.numpy(), payload(name, item.get_size()))
@@ -88,7 +93,7 @@ def load(names: list[str], sizes: list[int], align_bytes: int = 4096) -> dict[st
 def delete(names: list[str]) -> int:
     """Delete `names`; gives how many bytes LMCache still counts as used."""
     adapter = _KEPT["adapter"]
-    adapter.delete(_keys(names))
+    adapter.delete(keys_of(names))
     return int(adapter.get_usage().total_bytes_used)
 
 
@@ -107,7 +112,7 @@ def soak(socket_path: str, namespace: str, rounds: int) -> list[str]:
     return wrong
 
 
-def _keys(names: Sequence[str]) -> list[Any]:
+def keys_of(names: Sequence[str]) -> list[Any]:
     """Keys as LMCache makes them: a model's name with a slash; about every second one with a salt."""
     return [
         ObjectKey(
@@ -120,7 +125,7 @@ def _keys(names: Sequence[str]) -> list[Any]:
     ]
 
 
-def _objects(sizes: Sequence[int], align_bytes: int) -> list[Any]:
+def memory_objects(sizes: Sequence[int], align_bytes: int) -> list[Any]:
     """Memory objects of `sizes` bytes in one buffer, each at a multiple of `align_bytes` from its start."""
     slots = [-(-size // align_bytes) * align_bytes for size in sizes]
     buffer = _aligned_buffer(sum(slots) + 1)
@@ -145,5 +150,6 @@ def _aligned_buffer(size_bytes: int) -> Any:
     return backing[skip : skip + size_bytes]
 
 
-def _bits(bitmap: Any, count: int) -> list[bool]:
+def bits(bitmap: Any, count: int) -> list[bool]:
+    """What a bitmap of LMCache's says of each of `count` keys."""
     return [bool(bitmap.test(number)) for number in range(count)]

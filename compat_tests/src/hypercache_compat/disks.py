@@ -1,4 +1,7 @@
-"""Small file systems, to be filled and frozen. They take root, tools, and a kernel that lets us mount."""
+"""Disks that fail: files that are gone, file systems that are full or frozen.
+
+Mounting and freezing take root, tools, and a kernel that lets us; the rest anybody can do.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 MIB = 1 << 20
@@ -44,6 +47,29 @@ def frozen(place: Path) -> Iterator[None]:
         yield
     finally:
         _run("fsfreeze", "--unfreeze", place)
+
+
+@contextmanager
+def filled(ballast: Path) -> Iterator[None]:
+    """Nothing more fits into the file system meanwhile; `ballast` is a new file on it."""
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    try:
+        yield
+    finally:
+        ballast.unlink()
+
+
+@contextmanager
+def gone(path: Path) -> Iterator[None]:
+    """It is elsewhere meanwhile."""
+    elsewhere = path.with_suffix(".elsewhere")
+    path.rename(elsewhere)
+    try:
+        yield
+    finally:
+        elsewhere.rename(path)
 
 
 def may_mount() -> bool:
