@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import ParamSpec
@@ -48,7 +49,8 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Signal the process, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it ended by itself, and its status is on its way
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End it at once."""

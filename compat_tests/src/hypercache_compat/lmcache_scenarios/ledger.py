@@ -18,22 +18,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a load that begins now may give: one of `versions`, or one from `later` on."""
+    """What a load that begins now may give: one of `versions`, from `later` on, or before `earlier`."""
 
     versions: frozenset[int]
     later: int
+    earlier: int
 
-    def __contains__(self, version: object) -> bool:
-        return version in self.versions or (isinstance(version, int) and version >= self.later)
+    def __contains__(self, version: int) -> bool:
+        return version in self.versions or version >= self.later or version < self.earlier
 
 
 class Ledger:
-    """The keys of one load; used by all its threads."""
+    """The keys of one load; used by all its threads. Its versions begin with `first_version`: those before
+    are another's, who may have stored any of them."""
 
-    def __init__(self, *, overwrite: bool) -> None:
+    def __init__(self, *, overwrite: bool, first_version: int = 0) -> None:
         self._overwrite = overwrite
         self._lock = threading.Lock()
-        self._next: defaultdict[str, int] = defaultdict(int)
+        self._next = defaultdict[str, int](lambda: first_version)
+        self._earlier = defaultdict[str, int](lambda: first_version)
         self._possible: defaultdict[str, set[int]] = defaultdict(set)
         self._writing: set[str] = set()
 
@@ -62,13 +65,15 @@ class Ledger:
         if self._overwrite:
             with self._lock:
                 self._possible[name] = {version}
+                self._earlier[name] = 0
 
     def deleted(self, name: str) -> None:
         """A delete of it succeeded."""
         with self._lock:
             self._possible[name].clear()
+            self._earlier[name] = 0
 
     def allowed(self, name: str) -> Allowed:
         """What a load that begins now may give."""
         with self._lock:
-            return Allowed(frozenset(self._possible[name]), self._next[name])
+            return Allowed(frozenset(self._possible[name]), self._next[name], self._earlier[name])

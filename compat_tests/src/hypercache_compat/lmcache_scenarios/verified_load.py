@@ -46,6 +46,7 @@ class Settings:
         in_flight: how many of each kind at once; one of them for deletes.
         blind: loads also without a lookup before them.
         overwrite: the connector writes a key again that is there.
+        first_version: where another load went before with the same keys, more than it can have stored.
     """
 
     keys: int = 18
@@ -55,6 +56,7 @@ class Settings:
     deadline_s: float = 8.0
     blind: bool = True
     overwrite: bool = False
+    first_version: int = 0
     seed: int = 1
 
 
@@ -87,7 +89,9 @@ class VerifiedLoad:
         self._sizes = {
             f"{settings.prefix}-{number}": SIZES[number % len(SIZES)] for number in range(settings.keys)
         }
-        self._ledger = Ledger(overwrite=settings.overwrite)
+        self._ledger = Ledger(overwrite=settings.overwrite, first_version=settings.first_version)
+        self._fillers: list[str] = []
+        self._filling = False
         self._chance = random.Random(settings.seed)
         self._pending: list[Operation] = []
         self._lost: list[Operation] = []
@@ -118,6 +122,10 @@ class VerifiedLoad:
         ]
         for thread in self._threads:
             thread.start()
+
+    def fill(self, filling: bool) -> None:
+        """Store further keys of the largest size meanwhile; afterwards they are deleted."""
+        self._filling = filling
 
     def end(self) -> None:
         """Begin nothing more and wait for what is on its way."""
@@ -180,7 +188,7 @@ class VerifiedLoad:
         return self._chance.sample(list(self._sizes), self._chance.randrange(1, 4))
 
     def _begin_store(self, names: Sequence[str] | None = None) -> Operation | None:
-        names = self._ledger.claim(names or self._some()[:2])
+        names = self._ledger.claim(names or ([self._filler()] if self._filling else self._some()[:2]))
         if not names:
             return None
         operation = Operation("store", names, time.monotonic(), objects=self._objects(names))
@@ -189,6 +197,10 @@ class VerifiedLoad:
             operation.versions.append(version)
             item.raw_data.numpy()[:] = np.frombuffer(versioned(name, version, item.get_size()), np.uint8)
         return self._submitted(operation, self._adapter.submit_store_task, operation.objects)
+
+    def _filler(self) -> str:
+        self._fillers.append(f"filler-{len(self._fillers)}")
+        return self._fillers[-1]
 
     def _begin_lookup(self) -> Operation | None:
         return self._submit_lookup(self._some(), "lookup")
@@ -223,7 +235,7 @@ class VerifiedLoad:
         return operation
 
     def _objects(self, names: Sequence[str]) -> list[Any]:
-        return memory_objects([self._sizes[name] for name in names], 4096)
+        return memory_objects([self._sizes.get(name, max(SIZES)) for name in names], 4096)
 
     # -- collecting ------------------------------------------------------------------------------------
 
@@ -311,10 +323,13 @@ class VerifiedLoad:
     def _delete_on_and_on(self) -> None:
         chance = random.Random(f"{self._settings.seed} deletes")
         while not self._ending.wait(4 / self._settings.per_second):
-            names = self._ledger.claim([chance.choice(list(self._sizes))])
-            if names:
-                self._delete(names)
-                self._ledger.release(names)
+            is_filler = bool(self._fillers) and not self._filling
+            name = self._fillers.pop() if is_filler else chance.choice(list(self._sizes))
+            if self._ledger.claim([name]):
+                self._delete([name])
+                self._ledger.release([name])
+            elif is_filler:
+                self._fillers.insert(0, name)
 
     def _delete(self, names: list[str]) -> None:
         begun = time.monotonic()
@@ -352,6 +367,11 @@ def mark() -> None:
     counted = _KEPT["load"].figures
     counted.since_mark = {}
     counted.marked = time.monotonic()
+
+
+def fill(filling: bool) -> None:
+    """Whether to store ever more keys, until nothing more fits."""
+    _KEPT["load"].fill(filling)
 
 
 def end() -> dict[str, Any]:
