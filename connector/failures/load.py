@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from hypercache_compat.lmcache_versions import lmcache_process
@@ -56,9 +57,13 @@ class Load:
         want = self._done() + futures
         wait_until(lambda: self._done() >= want, f"{futures} more futures completed")
 
-    def fill(self, filling: bool) -> None:
-        """Whether to store ever more keys."""
-        self._ask("fill", filling=filling)
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Meanwhile it stores ever more keys; at the end they are deleted."""
+        self._ask("fill", filling=True)
+        yield
+        self._ask("fill", filling=False)
+        wait_until(lambda: self.report()["fillers"] == 0, "the further keys were deleted")
 
     def healed_after_s(self, deadline_s: float) -> float | None:
         """How long from now on it takes until each kind succeeded again; None where it is longer."""

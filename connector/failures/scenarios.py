@@ -17,10 +17,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-import meddling
-from load import Load, imported, new_process, wait_until
-from meddling import KillAt, Rule
-from systems import (
+from hypercache_compat import disks
+from hypercache_compat.altered_replies import Fields
+from hypercache_compat.loop_devices import can_make_loop_devices
+from hypercache_compat.payloads import MIB
+
+from . import meddling
+from .load import Load, imported, new_process, wait_until
+from .meddling import KillAt, Rule
+from .systems import (
     HYPERCACHE,
     NAMESPACE,
     RAW_BLOCK,
@@ -32,16 +37,13 @@ from systems import (
     System,
 )
 
-from hypercache_compat import disks
-from hypercache_compat.altered_replies import Fields
-from hypercache_compat.loop_devices import can_make_loop_devices
-from hypercache_compat.payloads import MIB
-
 NO_DAEMON = (HYPERCACHE,)
 ON_DEVICES = (HYPERCACHE, RAW_BLOCK)
 CAPACITY_BYTES = 9 * MIB
 A_DAY_S = 86400.0
 FEW_DESCRIPTORS = 12
+CUT_TO = 16
+"""One part in so many is left of what is truncated."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Scenario:
     setup: Setup = field(default_factory=Setup)
     applies_to: tuple[System, ...] = SYSTEMS
     needs: str = ""
+
+
+def nothing(_: Site, load: Load) -> None:
+    """For comparison."""
+    load.proceed(100)
 
 
 # -- the daemon's process ------------------------------------------------------------------------------
@@ -149,11 +156,10 @@ def take_every_connection(site: Site, load: Load) -> None:
 
 
 def truncate(site: Site, load: Load) -> None:
-    sizes = {path: path.stat().st_size for path in site.files()[:1] if site.disks} or {
-        path: path.stat().st_size for path in site.files()
-    }
+    cut = site.disks[:1] or site.files()
+    sizes = {path: path.stat().st_size for path in cut}
     for path, size_bytes in sizes.items():
-        os.truncate(path, size_bytes // 2)
+        os.truncate(path, size_bytes // CUT_TO)
     load.proceed()
     for path, size_bytes in sizes.items():
         if path.exists():
@@ -206,7 +212,7 @@ def put_back(site: Site) -> None:
 def flip_bytes(site: Site, load: Load) -> None:
     """One byte in each object that is stored, and again."""
     chance = random.Random(1)
-    for _ in range(5):
+    for _ in range(3):
         for path, at in site.payloads():
             with changing(path) as file:
                 place = at + chance.randrange(24, 4000)
@@ -218,7 +224,7 @@ def flip_bytes(site: Site, load: Load) -> None:
 
 def swap_blocks(site: Site, load: Load) -> None:
     """Objects get the first block of another one, and again."""
-    for _ in range(5):
+    for _ in range(3):
         found = site.payloads()
         for (path, at), (other, there) in zip(found[::2], found[1::2], strict=False):
             with changing(path) as file, changing(other) as source:
@@ -247,9 +253,8 @@ def changing(path: os.PathLike[str]) -> Iterator[int]:
 def fill_pool(site: Site, load: Load) -> None:
     """Nothing more fits, and nothing may leave: a client stages all that there is."""
     if not site.daemon_process:
-        load.fill(True)
-        load.proceed(300)
-        load.fill(False)
+        with load.filling():
+            load.proceed(300)
         return
     with site.daemon.connect() as client:
         staged: list[str] = []
@@ -302,8 +307,12 @@ def staged_bytes(site: Site) -> int:
 
 def jump(seconds: float, site: Site, load: Load) -> None:
     assert site.clock is not None
-    site.clock.jump_to(seconds)
-    load.proceed(80)
+    with site.daemon.connect() as client:
+        client.ask("stage_write", uri="hypercache://old", size_bytes=MIB, tier="nvme")
+        site.clock.jump_to(seconds)
+        load.proceed(80)
+        state = client.ask("get_write_status", uri="hypercache://old")
+        assert (state.get("sync_status") == "STAGED") == (seconds < 0), f"the clock did not jump: {state}"
     site.clock.jump_to(0.0)
 
 
@@ -342,6 +351,7 @@ def _daemon(title: str, inject: Callable[[Site, Load], None], setup: Setup = _RE
 
 
 SCENARIOS = (
+    Scenario("nothing goes wrong", nothing),
     _daemon("SIGKILL of the daemon during loads", partial(kill_during, ("locate", "locate_many"), True)),
     _daemon("SIGKILL of the daemon during stores", partial(kill_during, ("stage_write", "stage_many"), None)),
     _daemon("SIGKILL of the daemon during lookups", partial(kill_during, ("locate_many",), False)),

@@ -12,9 +12,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jumping_clock import JumpingClock
-from meddling import Meddler
-
 from hypercache_compat import disks
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, started_by
 from hypercache_compat.lmcache_versions import connector_spec, files_spec, raw_block_spec
@@ -23,11 +20,13 @@ from hypercache_compat.payloads import MARK, MIB
 from hypercache_compat.raw_wire import Message
 from hypercache_compat.relay import relaying
 
+from .jumping_clock import JumpingClock
+from .meddling import Meddler
+
 NAMESPACE = "failures"
 TIMEOUT_S = 1.0
 TRANSFER_TIMEOUT_S = 3.0
 STAGE_EXPIRY_S = 3
-DEVICE_BYTES = 48 * MIB
 RAW_BLOCK_BYTES = 160 * MIB
 LARGEST_OBJECT_BYTES = 4 * MIB + 4096
 
@@ -38,6 +37,8 @@ class Setup:
 
     Args:
         daemon: further arguments of hypercached.
+        connector: further parameters of HyperCache's connector.
+        device_bytes: the size of each of HyperCache's two devices.
         loop: block devices instead of files (root).
         relayed: a relay between connector and daemon.
         state_bytes: a disk of this size for the catalog (root).
@@ -46,6 +47,8 @@ class Setup:
     """
 
     daemon: tuple[str, ...] = ()
+    connector: dict[str, object] = field(default_factory=dict)
+    device_bytes: int = 48 * MIB
     loop: bool = False
     relayed: bool = False
     state_bytes: int = 0
@@ -117,7 +120,7 @@ class System:
 @contextmanager
 def _hypercache(folder: Path, setup: Setup) -> Iterator[Site]:
     with ExitStack() as held:
-        store, files = _store(folder, setup, 2 * [DEVICE_BYTES], held)
+        store, files = _store(folder, setup, 2 * [setup.device_bytes], held)
         devices = [held.enter_context(loop_device(path)) if setup.loop else str(path) for path in files]
         state = folder / "state"
         state.mkdir()
@@ -142,6 +145,7 @@ def _hypercache(folder: Path, setup: Setup) -> Iterator[Site]:
             transfer_timeout_s=TRANSFER_TIMEOUT_S,
             probe_interval_s=0.2,
             close_timeout_s=5.0,
+            **setup.connector,
         )
         yield Site(spec, store, files, daemon, meddler, clock)
 

@@ -10,6 +10,7 @@ import select
 import shutil
 import socket
 import struct
+import sys
 import tempfile
 import threading
 import time
@@ -76,6 +77,9 @@ from hypercache_protocol.messages import (
 )
 from hypercache_protocol.negotiation import choose, spoken
 from hypercache_protocol.versions import features_of
+
+# The suites beside the tests are packages; test files are imported one by one.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 DEADLINE_S = 30.0
 FEATURES = ("chunk_checksums", "generation", "local_only", "stage_id", "sync_status")

@@ -33,6 +33,7 @@ KINDS = ("store", "load", "lookup", "delete")
 LOST_AFTER_DEADLINES = 3
 GIVEN_UP_BY_LMCACHE_S = 29.0
 _IDLE_WAIT_S = 0.02
+_BETWEEN_TRIES_S = 0.2
 
 _KEPT: dict[str, Any] = {}
 
@@ -127,6 +128,11 @@ class VerifiedLoad:
         """Store further keys of the largest size meanwhile; afterwards they are deleted."""
         self._filling = filling
 
+    @property
+    def fillers(self) -> int:
+        """How many further keys have not been deleted yet."""
+        return len(self._fillers)
+
     def end(self) -> None:
         """Begin nothing more and wait for what is on its way."""
         self._ending.set()
@@ -141,6 +147,8 @@ class VerifiedLoad:
         self._ledger.release(left)
         while left and time.monotonic() < end:
             left = [name for name in left if not self._is_sound(name)]
+            if left:
+                time.sleep(_BETWEEN_TRIES_S)
         return left + stuck
 
     def close(self) -> None:
@@ -358,8 +366,8 @@ def start(spec: dict[str, object], settings: dict[str, Any]) -> None:
 
 def figures() -> dict[str, Any]:
     """Everything so far; `since_mark`: after how many seconds each kind first succeeded again."""
-    report: dict[str, Any] = _KEPT["load"].figures.report()
-    return report
+    load: VerifiedLoad = _KEPT["load"]
+    return {**load.figures.report(), "fillers": load.fillers}
 
 
 def mark() -> None:

@@ -1,0 +1,1 @@
+"""The failure suite and the soak: see docs/failures.md."""
