@@ -1,7 +1,8 @@
 # Two commands need nothing but Python 3.10 to 3.13 with venv, make and a package registry:
 #   make demo   the whole system at work, in plain words and figures
 #   make test   everything that CI checks
-# The rest (check, matrix, fuzz, faults, bench, eviction, docs, format, clean) is for people who change the code.
+# The rest (check, matrix, fuzz, faults, failures, soak, bench, eviction, docs, format, clean) is for people who
+# change the code.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,6 +12,7 @@ STAMP := $(VENV)/.installed
 PYTEST_WORKERS ?= 3
 PYTEST_ARGS ?=
 SECONDS ?= 60
+MINUTES ?= 30
 # Byte code is made when a module is first imported: most of what LMCache brings along never is.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # Folders with the longest files come first, and stay first, so that no worker ends alone with one of them.
@@ -24,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export LMCACHE_TRACK_USAGE := false
 export LMCACHE_DISABLE_BANNER := 1
 
-.PHONY: demo test check matrix fuzz faults bench eviction docs format clean
+.PHONY: demo test check matrix fuzz faults failures soak bench eviction docs format clean
 
 demo: $(STAMP)
 	@$(BIN)/python -m hypercache_compat.demo
@@ -59,6 +61,14 @@ fuzz: $(STAMP)
 # Bounded by SECONDS; `make test` injects each fault once.
 faults: $(STAMP)
 	@$(BIN)/python daemon_ext/faults/inject_faults.py --seconds $(SECONDS)
+
+# Some ten minutes: whatever can go wrong goes wrong, for HyperCache and for two of LMCache's own adapters.
+failures: $(STAMP)
+	@cd connector && $(abspath $(BIN))/python -m failures
+
+# Bounded by MINUTES; `make test` soaks for SOAK_SECONDS (8; CI wants 60).
+soak: $(STAMP)
+	@cd connector && $(abspath $(BIN))/python -m failures.soak --minutes $(MINUTES)
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py

@@ -96,9 +96,11 @@ def run(
             scenario.inject(site, load)
             row = _row(scenario, system, load, heal_deadline_s)
             load.close()
-        except Exception:  # noqa: BLE001 - the boundary of a row: it is told, and the others go on
+        except BaseException as error:
             if load is not None:
                 load.kill()
+            if not isinstance(error, Exception):  # Ctrl-C
+                raise
             return Row(scenario.title, system.name, problems=(f"{traceback.format_exc()}\n{_log(folder)}",))
     hosts.give_back(load.process)
     return row

@@ -32,6 +32,7 @@ SIZES = (4096, 5000, 65536, 262144, 1 << 20, (4 << 20) + 5)
 KINDS = ("store", "load", "lookup", "delete")
 LOST_AFTER_DEADLINES = 3
 GIVEN_UP_BY_LMCACHE_S = 29.0
+_FIRST_STORES_S = 20.0
 _IDLE_WAIT_S = 0.02
 _BETWEEN_TRIES_S = 0.2
 
@@ -116,7 +117,9 @@ class VerifiedLoad:
     # -- the life of it --------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Go on until `end`."""
+        """Store every key, which is not counted, then go on until `end`."""
+        self.heal(_FIRST_STORES_S)
+        self.figures.counts.clear()
         self._threads = [
             threading.Thread(target=self._watched, args=(work,), daemon=True)
             for work in (self._work, self._delete_on_and_on)
