@@ -65,6 +65,13 @@ class Load:
         self._ask("fill", filling=False)
         wait_until(lambda: self.report()["fillers"] == 0, "the further keys were deleted")
 
+    @contextmanager
+    def stores_failing(self) -> Iterator[None]:
+        """Raise AssertionError where no store failed meanwhile: then nothing went wrong that should have."""
+        before = self._failed_stores()
+        yield
+        wait_until(lambda: self._failed_stores() > before, "a store failed")
+
     def healed_after_s(self, deadline_s: float) -> float | None:
         """How long from now on it takes until each kind succeeded again; None where it is longer."""
         self._ask("mark")
@@ -114,6 +121,10 @@ class Load:
     def _done(self) -> int:
         counts = self.counts()
         return sum(counts[f"{kind} done"] for kind in KINDS) + counts["lost"]
+
+    def _failed_stores(self) -> int:
+        counts = self.counts()
+        return counts["store done"] - counts["store good"]
 
     def _since_mark(self) -> dict[str, float]:
         since: dict[str, float] = self.report()["since_mark"]

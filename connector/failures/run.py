@@ -19,6 +19,8 @@ from .systems import System
 FUTURE_DEADLINE_S = 8.0
 """Two or three exchanges with the daemon and one transfer (see systems.py), and some room."""
 HEAL_DEADLINE_S = 15.0
+AROUND = 80
+"""How many futures complete before something goes wrong, and again after it has healed."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,13 @@ def a_folder() -> Iterator[Path]:
 
 
 def run(
-    scenario: Scenario, system: System, hosts: Hosts, seed: int, heal_deadline_s: float = HEAL_DEADLINE_S
+    scenario: Scenario,
+    system: System,
+    hosts: Hosts,
+    seed: int,
+    *,
+    heal_deadline_s: float = HEAL_DEADLINE_S,
+    around: int = AROUND,
 ) -> Row:
     """The row; it has a problem where the scenario broke off."""
     with a_folder() as folder, ExitStack() as held:
@@ -93,8 +101,11 @@ def run(
             blind = system.fails_the_run
             load = Load(hosts.take(), site.spec, deadline_s=FUTURE_DEADLINE_S, seed=seed, blind=blind)
             load.begin()
+            load.proceed(around)
             scenario.inject(site, load)
-            row = _row(scenario, system, load, heal_deadline_s)
+            healed_s = load.healed_after_s(heal_deadline_s)
+            load.proceed(around)
+            row = _row(scenario, system, load, healed_s, heal_deadline_s)
             load.close()
         except BaseException as error:
             if load is not None:
@@ -106,8 +117,9 @@ def run(
     return row
 
 
-def _row(scenario: Scenario, system: System, load: Load, heal_deadline_s: float) -> Row:
-    healed_s = load.healed_after_s(heal_deadline_s)
+def _row(
+    scenario: Scenario, system: System, load: Load, healed_s: float | None, heal_deadline_s: float
+) -> Row:
     load.end()
     report = load.report()
     unsound = load.unsound_keys(heal_deadline_s)

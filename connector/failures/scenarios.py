@@ -21,6 +21,7 @@ from hypercache_compat import disks
 from hypercache_compat.altered_replies import Fields
 from hypercache_compat.loop_devices import can_make_loop_devices
 from hypercache_compat.payloads import MIB
+from hypercache_compat.raw_wire import Message
 
 from . import meddling
 from .load import Load, imported, new_process, wait_until
@@ -37,7 +38,7 @@ from .systems import (
     System,
 )
 
-NO_DAEMON = (HYPERCACHE,)
+ALONE = (HYPERCACHE,)
 ON_DEVICES = (HYPERCACHE, RAW_BLOCK)
 CAPACITY_BYTES = 9 * MIB
 A_DAY_S = 86400.0
@@ -86,7 +87,8 @@ def kill_during(actions: tuple[str, ...], layouts: bool | None, site: Site, load
         with site.meddler.seeing(**seen):
             wait_until(kill.done.is_set, f"one of {', '.join(actions)} came by")
         site.daemon.kill()
-        load.proceed(20)
+        with load.stores_failing():
+            load.proceed(20)
         site.daemon.start()
         load.wait_for_all_kinds()
 
@@ -96,7 +98,8 @@ def stop_for(seconds: float, site: Site, load: Load) -> None:
     try:
         time.sleep(seconds)
         if seconds > TIMEOUT_S:
-            load.proceed()
+            with load.stores_failing():
+                load.proceed()
     finally:
         os.kill(site.daemon.pid, signal.SIGCONT)
 
@@ -107,7 +110,8 @@ def restart(site: Site, _: Load) -> None:
 
 def stay_down(site: Site, load: Load) -> None:
     site.daemon.kill()
-    load.proceed(200)
+    with load.stores_failing():
+        load.proceed(200)
     site.daemon.start()
 
 
@@ -122,7 +126,7 @@ def roll(site: Site, _: Load) -> None:
 
 
 def meddle(rule: Rule, site: Site, load: Load) -> None:
-    with site.meddler.meddling(rule):
+    with site.meddler.meddling(rule), load.stores_failing():
         load.proceed(80)
 
 
@@ -188,7 +192,7 @@ def unplug(site: Site, load: Load) -> None:
 
 def fail_writes(site: Site, load: Load) -> None:
     """Writes of blocks that were never written before fail (EIO on a loop device, ENOSPC in a folder)."""
-    with disks.filled(site.store / "ballast"):
+    with disks.filled(site.store / "ballast"), load.stores_failing():
         load.proceed(120)
     put_back(site)
 
@@ -253,22 +257,24 @@ def changing(path: os.PathLike[str]) -> Iterator[int]:
 def fill_pool(site: Site, load: Load) -> None:
     """Nothing more fits, and nothing may leave: a client stages all that there is."""
     if not site.daemon_process:
-        with load.filling():
+        with load.filling(), load.stores_failing():
             load.proceed(300)
         return
     with site.daemon.connect() as client:
         staged: list[str] = []
-        status = "STAGED"
-        while status == "STAGED":
+        reply: Message = {}
+        while reply.get("status") != "ERROR":
             staged.append(f"hypercache://filler/{len(staged)}")
-            status = client.ask("stage_write", uri=staged[-1], size_bytes=MIB, tier="nvme")["status"]
-        load.proceed()
+            reply = client.ask("stage_write", uri=staged[-1], size_bytes=MIB, tier="nvme")
+        assert reply["error_code"] == "NO_SPACE", reply
+        with load.stores_failing():
+            load.proceed()
         for uri in staged:
             client.ask("evict", uri=uri)
 
 
 def fill_catalog_disk(site: Site, load: Load) -> None:
-    with disks.filled(site.daemon.state_folder / "ballast"):
+    with disks.filled(site.daemon.state_folder / "ballast"), load.stores_failing():
         load.proceed(80)
 
 
@@ -318,16 +324,21 @@ def jump(seconds: float, site: Site, load: Load) -> None:
 
 def exhaust_daemons_descriptors(site: Site, load: Load) -> None:
     with few_descriptors(site.daemon.pid):
-        with site.meddler.meddling(meddling.hang_up):
-            load.proceed(20)
-        load.proceed()
+        cut_connections(site, load)
+        with load.stores_failing():
+            load.proceed()
 
 
 def exhaust_clients_descriptors(site: Site, load: Load) -> None:
     with few_descriptors(load.process.pid):
-        with site.meddler.meddling(meddling.hang_up):
-            load.proceed(20)
+        cut_connections(site, load)
         load.proceed()
+
+
+def cut_connections(site: Site, load: Load) -> None:
+    """New ones are needed after that. Of those that have none, nothing is cut."""
+    with site.meddler.meddling(meddling.hang_up):
+        load.proceed(20)
 
 
 @contextmanager
@@ -346,8 +357,10 @@ _MOUNTS = "" if disks.may_mount() else "root, to mount a small file system in me
 _RELAYED = Setup(relayed=True)
 
 
-def _daemon(title: str, inject: Callable[[Site, Load], None], setup: Setup = _RELAYED) -> Scenario:
-    return Scenario(title, inject, setup, NO_DAEMON)
+def _daemon(
+    title: str, inject: Callable[[Site, Load], None], setup: Setup = _RELAYED, needs: str = ""
+) -> Scenario:
+    return Scenario(title, inject, setup, ALONE, needs)
 
 
 SCENARIOS = (
@@ -385,7 +398,7 @@ SCENARIOS = (
     Scenario("a byte flips in each object", flip_bytes),
     Scenario("objects get blocks of others", swap_blocks),
     Scenario("the pool is full", fill_pool, Setup(store_bytes=200 * MIB), needs=_MOUNTS),
-    _daemon("the catalog's disk is full", fill_catalog_disk, Setup(state_bytes=32 * MIB)),
+    _daemon("the catalog's disk is full", fill_catalog_disk, Setup(state_bytes=32 * MIB), _MOUNTS),
     _daemon(
         "a capacity limit below what is stored",
         keep_within_capacity,

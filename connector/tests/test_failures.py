@@ -12,7 +12,7 @@ from dataclasses import replace
 import failures.__main__ as command
 import pytest
 from failures import soak
-from failures.load import KINDS
+from failures.load import KINDS, Load, wait_until
 from failures.run import Hosts, Row, run
 from failures.scenarios import SCENARIOS, Scenario
 from failures.systems import FS_NATIVE, HYPERCACHE, SYSTEMS
@@ -47,22 +47,46 @@ def scenario(title: str) -> Scenario:
 def test_hypercache_fails_no_future_gives_no_wrong_byte_and_heals(title: str, hosts: Hosts) -> None:
     if scenario(title).needs:  # said by `make failures` too
         title = "nothing goes wrong"
-    row = run(scenario(title), HYPERCACHE, hosts, seed=3)
+    row = run(scenario(title), HYPERCACHE, hosts, seed=3, around=10)
     assert row.is_good, row
     assert row.right > 0
 
 
 def test_wrong_bytes_are_seen_where_they_are_loaded_as_good(hosts: Hosts) -> None:
-    row = run(scenario("a byte flips in each object"), FS_NATIVE, hosts, seed=3, heal_deadline_s=0.5)
+    row = run(
+        scenario("a byte flips in each object"), FS_NATIVE, hosts, seed=3, heal_deadline_s=0.5, around=10
+    )
     assert row.wrong > 0
     assert row.healed_s is None
     assert not row.is_good
     assert any("no version as a whole" in problem for problem in row.problems)
 
 
+@pytest.mark.parametrize(
+    ("fault", "count"),
+    [("forgets", "lost"), ("repeats", "twice"), ("delays", "late"), ("flips", "wrong"), ("keeps", "wrong")],
+)
+def test_what_a_connector_does_wrong_is_counted(fault: str, count: str, hosts: Hosts) -> None:
+    spec = {
+        "type": "native_plugin",
+        "module_path": "hypercache_compat.unreliable_connector",
+        "class_name": "UnreliableConnector",
+        "adapter_params": {"fault": fault},
+    }
+    load = Load(hosts.take(), spec, deadline_s=0.2, keys=6)
+    load.begin()
+    wait_until(lambda: load.counts()[count] > 0, f"a load that is {count} was counted")
+    load.end()
+    report = load.report()
+    load.close()
+    hosts.give_back(load.process)
+    assert report["problems"] or report["wrong"]
+    assert report["counts"]["right"] > 0
+
+
 def test_a_scenario_that_breaks_off_is_a_row_with_a_problem(hosts: Hosts) -> None:
     broken = Scenario("a trick", lambda site, load: site.disks[99].unlink())
-    row = run(broken, HYPERCACHE, hosts, seed=3)
+    row = run(broken, HYPERCACHE, hosts, seed=3, around=0)
     assert "IndexError" in row.problems[0]
     assert row.markdown() == "| a trick | HyperCache | broke off | | | | | |"
 
