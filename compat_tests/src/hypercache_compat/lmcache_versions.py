@@ -40,9 +40,9 @@ def lmcache_environment(version: str) -> dict[str, str]:
     return environment_with(_folder(version)) | quiet
 
 
-def lmcache_process(version: str) -> ScenarioProcess:
-    """A process with LMCache `version` that runs `lmcache_scenarios`."""
-    return ScenarioProcess(f"LMCache {version}", "hypercache_compat.lmcache_scenarios", _folder(version))
+def lmcache_process(version: str, log: Path | None = None) -> ScenarioProcess:
+    """A process with LMCache `version` that runs `lmcache_scenarios`; what it prints goes to `log`."""
+    return ScenarioProcess(f"LMCache {version}", "hypercache_compat.lmcache_scenarios", _folder(version), log)
 
 
 def connector_spec(socket_path: str, namespace: str, **parameters: object) -> dict[str, object]:

@@ -13,9 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .releases import environment_with
 
@@ -27,18 +27,27 @@ class ScenarioFailed(AssertionError):
 
 
 class ScenarioProcess:
-    """One process with one release in it, and the scenarios of `package` to run."""
+    """One process with one release in it, and the scenarios of `package` to run.
 
-    def __init__(self, label: str, package: str, release: Path | None) -> None:
+    Args:
+        log: gets what it prints, after what is there; without it that goes where this process's goes.
+    """
+
+    def __init__(self, label: str, package: str, release: Path | None, log: Path | None = None) -> None:
         self.label = label
-        self._process = subprocess.Popen(
+        with nullcontext() if log is None else log.open("ab") as printed:
+            self._process = self._started(package, release, printed)
+        self._answers = bytearray()
+        self._calls = 0
+
+    def _started(self, package: str, release: Path | None, log: IO[bytes] | None) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "hypercache_compat.scenario_host", package],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=log,
             env=environment_with(release),
         )
-        self._answers = bytearray()
-        self._calls = 0
 
     @property
     def pid(self) -> int:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lmcache
-import torch
 from lmcache.cli.commands.bench.l2_adapter_bench.data import wait_eventfd
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
-from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
+from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _object_key_to_string
 
 from ..lmcache_versions import connector_spec
-from ..payloads import first_difference, payload
+from .memory import Memory
 
 DEADLINE_S = 60.0
-UNTOUCHED = 0xA5
 LAYOUTS = {0: MemoryLayoutDesc(shapes=[], dtypes=[])}
 """What a lookup has to be given; these adapters don't look at it."""
+LOADS_AT_ONCE = 4
+PLAIN = "plain"
+
+Name = str | dict[str, Any]
+"""What makes a key: a text, or the fields of LMCache's ObjectKey with the hash in hexadecimal."""
 
 _KEPT: dict[str, Any] = {}
 
@@ -41,60 +44,97 @@ def create(spec: Mapping[str, object]) -> Any:
     return create_l2_adapter(config.adapters[0])
 
 
-def connect(socket_path: str, namespace: str, **parameters: object) -> str:
-    """Make the adapter and keep it for the other scenarios; gives its class's name. `parameters` are further
-    ones of the connector."""
-    _KEPT["adapter"] = create(connector_spec(socket_path, namespace, **parameters))
-    return type(_KEPT["adapter"]).__name__
+def connect(socket_path: str, namespace: str, *, connection: str = PLAIN, **parameters: object) -> str:
+    """Make an adapter and keep it, by the name of its `connection`, for the other scenarios; gives its
+    class's name. `parameters` are further ones of the connector."""
+    _KEPT[connection] = create(connector_spec(socket_path, namespace, **parameters))
+    return type(_KEPT[connection]).__name__
 
 
-def close() -> None:
+def close(connection: str = PLAIN) -> None:
     """Close the adapter."""
-    _KEPT.pop("adapter").close()
+    _KEPT.pop(connection).close()
 
 
-def store(names: list[str], sizes: list[int], align_bytes: int = 4096) -> bool:
-    """Store the payloads of `names` in one batch; did LMCache call the batch stored?"""
-    adapter, objects = _KEPT["adapter"], memory_objects(sizes, align_bytes)
-    for name, item in zip(names, objects, strict=True):
-        item.raw_data.copy_(torch.frombuffer(bytearray(payload(name, item.get_size())), dtype=torch.uint8))
-    task = adapter.submit_store_task(keys_of(names), objects)
+def store(
+    names: Sequence[Name],
+    sizes: Sequence[int],
+    align_bytes: int = 4096,
+    contents: Sequence[str] | None = None,
+    connection: str = PLAIN,
+) -> bool:
+    """Store the payloads of `names`, or of `contents`, in one batch; did LMCache call the batch stored?"""
+    adapter, memory = _KEPT[connection], Memory(sizes, align_bytes)
+    memory.fill(contents or [str(name) for name in names])
+    task = adapter.submit_store_task(keys_of(names), memory.objects)
     assert wait_eventfd(adapter.get_store_event_fd(), DEADLINE_S), "the store never completed"
     return bool(adapter.pop_completed_store_tasks()[task].is_successful())
 
 
-def lookup(names: list[str]) -> list[bool]:
+def lookup(names: Sequence[Name], connection: str = PLAIN) -> list[bool]:
     """Which of `names` LMCache finds, asked in one batch."""
-    adapter = _KEPT["adapter"]
+    adapter = _KEPT[connection]
     task = adapter.submit_lookup_and_lock_task(keys_of(names), LAYOUTS)
     assert wait_eventfd(adapter.get_lookup_and_lock_event_fd(), DEADLINE_S), "the lookup never completed"
     return bits(adapter.query_lookup_and_lock_result(task), len(names))
 
 
-def load(names: list[str], sizes: list[int], align_bytes: int = 4096) -> dict[str, Any]:
+def load(
+    names: Sequence[Name],
+    sizes: Sequence[int],
+    align_bytes: int = 4096,
+    contents: Sequence[Sequence[str]] | None = None,
+    connection: str = PLAIN,
+) -> dict[str, Any]:
     """Load `names` in one batch: which ones LMCache calls loaded, and what is wrong with any of those.
 
-    Buffers begin filled with UNTOUCHED, so that a load that does nothing can't pass.
+    Right is the payload of the name, or of any of its `contents`. Buffers begin filled with UNTOUCHED, so
+    that a load that does nothing can't pass, and nothing around them may change.
     """
-    adapter, objects = _KEPT["adapter"], memory_objects(sizes, align_bytes)
-    for item in objects:
-        item.raw_data.fill_(UNTOUCHED)
-    task = adapter.submit_load_task(keys_of(names), objects)
-    assert wait_eventfd(adapter.get_load_event_fd(), DEADLINE_S), "the load never completed"
-    loaded = bits(adapter.query_load_result(task), len(names))
-    wrong = []
-    for name, item, is_loaded in zip(names, objects, loaded, strict=True):
-        difference = first_difference(item.raw_data.numpy(), payload(name, item.get_size()))
-        if is_loaded and difference is not None:
-            wrong.append(f"{name} ({item.get_size()} bytes): {difference}")
-    return {"loaded": loaded, "wrong": wrong}
+    memory = Memory(sizes, align_bytes)
+    loaded = _begun_load(_KEPT[connection], names, memory)()
+    right = contents or [[str(name)] for name in names]
+    return {"loaded": loaded, "wrong": memory.differences(loaded, right) + memory.changed_around()}
 
 
-def delete(names: list[str]) -> int:
+def store_versions(
+    names: Sequence[Name], sizes: Sequence[int], rounds: int, contents: str, connection: str = PLAIN
+) -> None:
+    """Store one version of all after the other; some may be refused, since somebody else stores them too."""
+    for turn in range(rounds):
+        store(names, sizes, contents=[f"{contents} {turn + 1}"] * len(names), connection=connection)
+
+
+def replace_while_loading(
+    names: Sequence[Name], sizes: Sequence[int], rounds: int, contents: str, connection: str = PLAIN
+) -> list[str]:
+    """Store new contents under the same keys again and again while the keys are loaded; gives whatever was
+    neither the old payload nor the new one."""
+    adapter, wrong = _KEPT[connection], []
+    for turn in range(rounds):
+        old, new = f"{contents} {turn}", f"{contents} {turn + 1}"
+        source, targets = Memory(sizes, 4096), [Memory(sizes, 4096) for _ in range(LOADS_AT_ONCE)]
+        source.fill([new] * len(names))
+        task = adapter.submit_store_task(keys_of(names), source.objects)
+        loads = [_begun_load(adapter, names, target) for target in targets]
+        for finish, target in zip(loads, targets, strict=True):
+            wrong += target.differences(finish(), [[old, new]] * len(names))
+        assert wait_eventfd(adapter.get_store_event_fd(), DEADLINE_S), "the store never completed"
+        stored = adapter.pop_completed_store_tasks()[task].is_successful()
+        wrong += [] if stored else [f"round {turn} was not stored"]
+    return wrong
+
+
+def delete(names: Sequence[Name], connection: str = PLAIN) -> int:
     """Delete `names`; gives how many bytes LMCache still counts as used."""
-    adapter = _KEPT["adapter"]
+    adapter = _KEPT[connection]
     adapter.delete(keys_of(names))
     return int(adapter.get_usage().total_bytes_used)
+
+
+def texts(names: Sequence[Name]) -> list[str]:
+    """The keys as LMCache gives them to the connector."""
+    return [_object_key_to_string(key) for key in keys_of(names)]
 
 
 def soak(socket_path: str, namespace: str, rounds: int) -> list[str]:
@@ -112,10 +152,12 @@ def soak(socket_path: str, namespace: str, rounds: int) -> list[str]:
     return wrong
 
 
-def keys_of(names: Sequence[str]) -> list[Any]:
+def keys_of(names: Sequence[Name]) -> list[Any]:
     """Keys as LMCache makes them: a model's name with a slash; about every second one with a salt."""
     return [
-        ObjectKey(
+        ObjectKey(**{**name, "chunk_hash": bytes.fromhex(name["chunk_hash"])})
+        if isinstance(name, dict)
+        else ObjectKey(
             chunk_hash=name.encode(),
             model_name="org/model-7B",
             kv_rank=zlib.crc32(name.encode()),
@@ -125,29 +167,16 @@ def keys_of(names: Sequence[str]) -> list[Any]:
     ]
 
 
-def memory_objects(sizes: Sequence[int], align_bytes: int) -> list[Any]:
-    """Memory objects of `sizes` bytes in one buffer, each at a multiple of `align_bytes` from its start."""
-    slots = [-(-size // align_bytes) * align_bytes for size in sizes]
-    buffer = _aligned_buffer(sum(slots) + 1)
-    start, objects = (0 if align_bytes > 1 else 1), []
-    for size, slot in zip(sizes, slots, strict=True):
-        metadata = MemoryObjMetadata(
-            shape=torch.Size([size]),
-            dtype=torch.uint8,
-            address=start,
-            phy_size=slot,
-            fmt=MemoryFormat.KV_2LTD,
-            ref_count=1,
-        )
-        objects.append(TensorMemoryObj(buffer[start : start + size], metadata, parent_allocator=None))
-        start += slot
-    return objects
+def _begun_load(adapter: Any, names: Sequence[Name], memory: Memory) -> Callable[[], list[bool]]:
+    """Begin a load; what is returned waits for it, and says which names LMCache calls loaded."""
+    task = adapter.submit_load_task(keys_of(names), memory.objects)
 
+    def finish() -> list[bool]:
+        while (result := adapter.query_load_result(task)) is None:
+            assert wait_eventfd(adapter.get_load_event_fd(), DEADLINE_S), "the load never completed"
+        return bits(result, len(names))
 
-def _aligned_buffer(size_bytes: int) -> Any:
-    backing = torch.empty(size_bytes + 4096, dtype=torch.uint8)
-    skip = -backing.data_ptr() % 4096
-    return backing[skip : skip + size_bytes]
+    return finish
 
 
 def bits(bitmap: Any, count: int) -> list[bool]:

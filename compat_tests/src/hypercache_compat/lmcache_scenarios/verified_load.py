@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from ..payloads import version_in, versioned
-from .adapter import LAYOUTS, UNTOUCHED, bits, create, keys_of, memory_objects
+from .adapter import LAYOUTS, bits, create, keys_of
 from .ledger import Allowed, Ledger
+from .memory import Memory
 from .watching import Deleted, Figures, Once
 
 SIZES = (4096, 5000, 65536, 262144, 1 << 20, (4 << 20) + 5)
@@ -229,8 +230,6 @@ class VerifiedLoad:
     def _submit_load(self, operation: Operation) -> Operation | None:
         operation.looks_first = False
         operation.objects = self._objects(operation.names)
-        for item in operation.objects:
-            item.raw_data.fill_(UNTOUCHED)
         operation.allowed = [self._ledger.allowed(name) for name in operation.names]
         return self._submitted(operation, self._adapter.submit_load_task, operation.objects)
 
@@ -246,7 +245,7 @@ class VerifiedLoad:
         return operation
 
     def _objects(self, names: Sequence[str]) -> list[Any]:
-        return memory_objects([self._sizes.get(name, max(SIZES)) for name in names], 4096)
+        return Memory([self._sizes.get(name, max(SIZES)) for name in names], 4096).objects
 
     # -- collecting ------------------------------------------------------------------------------------
 
