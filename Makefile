@@ -1,8 +1,8 @@
 # Two commands need nothing but Python 3.10 to 3.13 with venv, make and a package registry:
 #   make demo   the whole system at work, in plain words and figures
 #   make test   everything that CI checks
-# The rest (check, matrix, fuzz, faults, failures, soak, bench, eviction, docs, format, clean) is for people who
-# change the code.
+# The rest (check, matrix, safety, fuzz, faults, failures, soak, bench, eviction, docs, format, clean) is for people
+# who change the code.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,6 +11,7 @@ STAMP := $(VENV)/.installed
 # One more than two cores: many tests wait for a device, a start or a deadline.
 PYTEST_WORKERS ?= 3
 PYTEST_ARGS ?=
+ARGS ?=
 SECONDS ?= 60
 MINUTES ?= 30
 # Byte code is made when a module is first imported: most of what LMCache brings along never is.
@@ -26,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export LMCACHE_TRACK_USAGE := false
 export LMCACHE_DISABLE_BANNER := 1
 
-.PHONY: demo test check matrix fuzz faults failures soak bench eviction docs format clean
+.PHONY: demo test check matrix safety fuzz faults failures soak bench eviction docs format clean
 
 demo: $(STAMP)
 	@$(BIN)/python -m hypercache_compat.demo
@@ -50,6 +51,10 @@ check: $(STAMP)
 
 matrix: $(STAMP)
 	@$(BIN)/python -m hypercache_compat.matrix
+
+# In all cells of its table; `make test` runs the short form. ARGS="--help" lists its options.
+safety: $(STAMP)
+	@PYTHONPATH=connector $(BIN)/python -m safety $(ARGS)
 
 # Bounded; the fuzzer is not among the tools that everybody needs, so it is installed here.
 fuzz: $(STAMP)

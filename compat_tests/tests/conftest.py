@@ -5,8 +5,10 @@ What changes a whole daemon (restart, purge, a small pool) starts its own with `
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,8 @@ from hypercache_compat.lmcache_versions import LMCACHE_VERSIONS, lmcache_process
 from hypercache_compat.old_clients import OLD_CLIENT_VERSIONS, old_client
 from hypercache_compat.raw_wire import RawConnection
 from hypercache_compat.scenario_process import ScenarioProcess
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "connector"))  # where the safety suite is
 
 
 @pytest.fixture(scope="session", autouse=True)
