@@ -29,6 +29,8 @@ from .check import Failed, require
 from .places import POOL_MIB, Chunk, Places, places
 
 NAMESPACE = "safety"
+UNHURRIED = {"timeout_s": 50.0, "transfer_timeout_s": 50.0}
+"""A miss because the machine is busy would be right, and show nothing."""
 PLAIN, OVERWRITING, ELSEWHERE, ALTERED = "plain", "overwriting", "elsewhere", "altered"
 CONNECTIONS: dict[str, dict[str, object]] = {
     PLAIN: {},
@@ -185,7 +187,7 @@ class Scene:
     def connect(self, process: ScenarioProcess, connection: str, **parameters: object) -> None:
         """Have LMCache make an adapter, in the tier that is looked at."""
         socket_path = self.relay_path if connection == ALTERED else self.daemon.socket_path
-        settings = {"namespace": NAMESPACE, "tier": self.cell.tier, **parameters}
+        settings = {**UNHURRIED, "namespace": NAMESPACE, "tier": self.cell.tier, **parameters}
         process.call(
             "adapter.connect", socket_path=socket_path, connection=self.prefix + connection, **settings
         )
