@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from identities import FREE_ID
+from umasks import umask
 
 from hypercache_daemon.access import Access
 from hypercache_daemon.server import SocketError, bind
@@ -80,11 +81,8 @@ def test_a_folder_above_in_which_others_may_move_things_is_named_in_the_log(
 def test_folders_that_are_made_are_for_the_daemon_to_change_and_others_to_pass(
     short_dir: Path, mask: int
 ) -> None:
-    before = os.umask(mask)
-    try:
+    with umask(mask):
         bind(short_dir / "a" / "b" / "s", Access()).close()
         assert os.umask(mask) == mask, "the process's umask is as it was"
-    finally:
-        os.umask(before)
     for made in (short_dir / "a", short_dir / "a" / "b"):
         assert stat.S_IMODE(made.stat().st_mode) == 0o755

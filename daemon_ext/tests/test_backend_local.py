@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from umasks import umask
 
 from hypercache_daemon.backend import Backend, BackendError, Target
 
@@ -195,11 +196,8 @@ def test_objects_are_the_owners_alone_and_the_groups_where_the_root_is(
         seen.append(stat.S_IMODE(temporary.stat().st_mode))
         yield b"x"
 
-    previous = os.umask(0)
-    try:
+    with umask(0):
         backend.upload(place(backend, "hypercache://deep/x"), pieces(), 1)
-    finally:
-        os.umask(previous)
     assert seen == [file_mode]
     assert stat.S_IMODE((root / "deep/x").stat().st_mode) == file_mode
     assert stat.S_IMODE((root / "deep").stat().st_mode) == folder_mode

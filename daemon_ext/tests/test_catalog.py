@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import sqlite3
@@ -19,6 +18,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from umasks import umask
 
 from hypercache_daemon.catalog import SCHEMA_VERSION, Catalog, CatalogError
 from hypercache_daemon.catalog_rows import AddHold, Delete, DropHold, Put, Remember
@@ -525,14 +525,11 @@ def change(path: Path, statement: str) -> None:
 
 async def test_nobody_else_may_read_the_catalog_whatever_the_umask(short_dir: Path) -> None:
     path = short_dir / "state" / "c.sqlite"
-    before = os.umask(0)
-    try:
+    with umask(0):
         Catalog.create(path, POOL, replace=False)
         async with running(path) as catalog:
             await catalog.write([Put(an_object())])
             modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
-    finally:
-        os.umask(before)
     assert modes["c.sqlite"] == 0o600
     assert modes["c.sqlite-wal"] == 0o600
     assert set(modes.values()) == {0o600}

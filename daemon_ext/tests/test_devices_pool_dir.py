@@ -11,10 +11,10 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from umasks import umask
 
 from hypercache_daemon.devices import Access, DeviceError, Pool, open_pool_dir
 
@@ -39,15 +39,6 @@ def files(folder: Path) -> list[str]:
 
 def mode(path: Path | str) -> int:
     return stat.S_IMODE(Path(path).stat().st_mode)
-
-
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def write(path: str, offset: int, data: bytes) -> None:

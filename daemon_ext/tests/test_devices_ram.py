@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from umasks import umask
 
 from hypercache_daemon.devices import Access, DeviceError, RamFiles, read_chunk, write_chunk
 
@@ -30,15 +31,6 @@ def folder(tmp_path: Path) -> Path:
 def ram(folder: Path) -> Iterator[RamFiles]:
     with closing(RamFiles(folder, PRIVATE)) as files:
         yield files
-
-
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def mode(path: Path | str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import stat
 import zlib
 from pathlib import Path
@@ -21,6 +20,7 @@ from daemon_harness import (
     running,
     write_layout,
 )
+from umasks import umask
 
 from hypercache_protocol.fields import Tier
 
@@ -365,16 +365,13 @@ async def test_a_write_that_is_being_committed_does_not_expire_under_it(short_di
 
 
 async def test_ram_files_are_made_by_the_daemon_for_its_group_only(short_dir: Path) -> None:
-    before = os.umask(0)
-    try:
+    with umask(0):
         async with running(short_dir) as daemon:
             client = await daemon.connect()
             staged = await client.ask("stage_write", uri="../../etc/passwd", size_bytes=5, tier="ram")
             device = Path(staged["chunk_layout"][0]["device"])
             assert device.parent == short_dir / "ram"
             assert stat.S_IMODE(device.stat().st_mode) == 0o600
-    finally:
-        os.umask(before)
 
 
 async def test_with_the_ram_tier_off_its_users_are_served_from_the_devices(short_dir: Path) -> None:
