@@ -139,7 +139,7 @@ class Pool:
                 stderr=log,
             )
             try:
-                self._ping(process)
+                self.ping(process)
                 seconds = time.perf_counter() - begun
                 start = Start(seconds, _peak_bytes(process.pid), _cpu_s(process.pid))
             finally:
@@ -147,7 +147,8 @@ class Pool:
                 process.wait()
         return start
 
-    def _ping(self, process: subprocess.Popen[bytes]) -> None:
+    def ping(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait until it answers."""
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             if process.poll() is not None:

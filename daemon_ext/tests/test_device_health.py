@@ -316,7 +316,8 @@ async def test_the_blocks_of_what_waited_rest_over_a_restart_once_it_is_replaced
         await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
         fail(daemon, FIRST)
         await daemon.parts.health.clear()
-        (waiting,) = daemon.parts.store.cache.withheld()
+        waiting = daemon.parts.store.cache.withheld_at("dirty")
+        assert waiting is not None
         await client.store("dirty", b"newer")
     with closing(sqlite3.connect(short_dir / "pool" / "catalog.sqlite")) as catalog:
         holds = {hold_id for (hold_id,) in catalog.execute("SELECT hold_id FROM holds")}
@@ -623,7 +624,7 @@ async def test_an_upload_that_is_under_way_when_its_device_fails_ends_as_it_does
             await eventually(lambda: backend.under_way == 1)
             fail(daemon, FIRST)
             await daemon.parts.health.clear()
-            assert [stored.uri for stored in daemon.parts.store.cache.withheld()] == [uri]
+            assert daemon.parts.store.cache.withheld() == [uri]
             if is_back:
                 await daemon.parts.health.look_again()
             backend.gate.set()

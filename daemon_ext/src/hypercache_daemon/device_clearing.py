@@ -13,6 +13,7 @@ from typing import TypeVar
 import trio
 
 from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import SyncStatus
 
 from .core.objects import StagedWrite, StoredObject
 from .removal import Remover
@@ -44,13 +45,24 @@ class DeviceClearing:
             await trio.lowlevel.checkpoint()
         return found
 
-    async def withheld_on(self, index: int) -> list[StoredObject]:
-        """What is withheld and has a chunk on the device."""
-        found: list[StoredObject] = []
-        for some in _slices(self._store.cache.withheld(), _LOOKED_AT_TOGETHER):
-            found += [stored for stored in some if is_on(index, stored)]
+    async def withheld_on(self, index: int) -> list[str]:
+        """The uris of what is withheld and has a chunk on the device."""
+        cache = self._store.cache
+        found: list[str] = []
+        for uris in _slices(cache.withheld(), _LOOKED_AT_TOGETHER):
+            found += [uri for uri in uris if (stored := cache.withheld_at(uri)) and is_on(index, stored)]
             await trio.lowlevel.checkpoint()
         return found
+
+    async def is_any_uploading(self, uris: Sequence[str]) -> bool:
+        """Whether one of these objects is on its way to the backend."""
+        cache = self._store.cache
+        for some in _slices(uris, _LOOKED_AT_TOGETHER):
+            owners = filter(None, map(cache.withheld_at, some))
+            if any(stored.state is SyncStatus.SYNCING_BACKEND for stored in owners):
+                return True
+            await trio.lowlevel.checkpoint()
+        return False
 
     async def withhold_all(self, index: int) -> None:
         """Withhold every object with a chunk on the device, and drop every staged write."""
@@ -71,10 +83,10 @@ class DeviceClearing:
         """Let everybody find again what is withheld and readable; returns what that is."""
         cache = self._store.cache
         returned: list[StoredObject] = []
-        for some in _slices(cache.withheld(), _LOOKED_AT_TOGETHER):
+        for uris in _slices(cache.withheld(), _LOOKED_AT_TOGETHER):
             # Meanwhile somebody may have deleted or replaced one.
-            still = [stored for stored in some if cache.owner(stored.uri) is stored and is_readable(stored)]
-            returned += [cache.give_back(stored.uri) for stored in still]
+            still = [uri for uri in uris if (stored := cache.withheld_at(uri)) and is_readable(stored)]
+            returned += [cache.give_back(uri) for uri in still]
             await trio.lowlevel.checkpoint()
         return returned
 
@@ -101,7 +113,7 @@ class DeviceClearing:
     def _withhold(self, index: int, uri: str) -> None:
         """The same for one uri, on which nobody works just now."""
         store = self._store
-        stored = store.cache.get(uri)
+        stored = store.cache.peek(uri)
         if stored is not None and is_on(index, stored):
             store.cache.withhold(uri)
         for staged in store.cache.writes_of(uri):

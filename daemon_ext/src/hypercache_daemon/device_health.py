@@ -26,7 +26,7 @@ from typing import Any
 import trio
 
 from hypercache_protocol.messages import DeviceInfo
-from hypercache_protocol.states import DIRTY, SyncStatus
+from hypercache_protocol.states import DIRTY
 
 from .access import DeviceError
 from .catalog_rows import Remember
@@ -292,10 +292,9 @@ class DeviceHealth:
     async def _leave_failed(self, device: _Device) -> None:
         clearing, index = self._clearing, device.index
         await clearing.withhold_all(index)
-        evicted = await clearing.evict(index, [stored.uri for stored in await clearing.withheld_on(index)])
-        withheld = await clearing.withheld_on(index)
-        device.unsettled = any(stored.state is SyncStatus.SYNCING_BACKEND for stored in withheld)
-        waiting = [stored.uri for stored in withheld]
+        evicted = await clearing.evict(index, await clearing.withheld_on(index))
+        waiting = await clearing.withheld_on(index)
+        device.unsettled = await clearing.is_any_uploading(waiting)
         log.warning(
             "%d objects with a chunk on %s were evicted, and %d wait for it, since no backend has them or "
             "they are pinned%s",
@@ -308,7 +307,7 @@ class DeviceHealth:
     async def _leave_drained(self, device: _Device) -> None:
         clearing, index = self._clearing, device.index
         evicted = await clearing.evict(index, await clearing.uris_on(index))
-        self._store.release_due()
+        await self._store.release_all_due()
         device.unsettled = self._use(device) is not Use.DRAINED
         if evicted or not device.unsettled:
             log.info(

@@ -68,7 +68,7 @@ class Remover:
     async def purge(self) -> int:
         """Delete every committed object; returns how many. Staged writes are not objects and stay."""
         cache = self._store.cache
-        batches = chain(cache.uris(), [stored.uri for stored in cache.withheld()])
+        batches = chain(cache.uris(), cache.withheld())
         removed = 0
         while batch := list(islice(batches, _TOGETHER)):
             async with self._store.locks.hold_all(batch):
@@ -84,12 +84,13 @@ class Remover:
 
     async def make_room(self, room: Room, wanted_bytes: int) -> bool:
         """Evict until `wanted_bytes` fit; False, and nothing is evicted, where that could not be."""
+        await self._store.release_all_due()
         if not room.could_hold(wanted_bytes):
             return False
         missing_bytes = room.missing_bytes(wanted_bytes)
         if missing_bytes > 0:
             await self._evict_by_policy(room, missing_bytes)
-            self._store.release_due()
+            await self._store.release_all_due()
         return True
 
     def object_room(self) -> int:
@@ -130,7 +131,7 @@ class Remover:
             await self._evict_by_policy(room, wanted_bytes)
         except CatalogError as error:
             log.warning("eviction from %s waits: %s", room.name, error)
-        self._store.release_due()
+        await self._store.release_all_due()
 
     async def _evict_by_policy(self, room: Room, wanted_bytes: int) -> None:
         """Evict the coldest objects that make up `wanted_bytes`, some at a time, so that clients have their
@@ -181,4 +182,4 @@ async def run_janitor(store: Store, period_s: float) -> None:
         for staged in store.cache.expired(now, store.locks.is_free):
             log.info("the staged write %s of %s expired", staged.stage_id, staged.uri)
             store.cache.discard(staged, now, store.times.quarantine_s)
-        store.release_due()
+        await store.release_all_due()

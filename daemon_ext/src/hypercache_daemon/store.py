@@ -28,6 +28,7 @@ from .locks import UriLocks
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_RELEASED_TOGETHER = 64  # of each pool: about a millisecond of the event loop
 _HASHING = 4  # threads: more would only take turns at the same disks and CPUs
 
 
@@ -80,14 +81,20 @@ class Store:
         with trio.CancelScope(shield=True):
             await self.catalog.write(changes)
 
-    def release_due(self) -> None:
-        """Free the blocks whose quarantine is over."""
-        released = self.cache.release_due(self.clock())
+    def release_due(self) -> bool:
+        """Free some of the blocks whose quarantine is over; whether there may be more of them."""
+        released = self.cache.release_due(self.clock(), _RELEASED_TOGETHER)
         if not released:
-            return
+            return False
         self.catalog.post([DropHold(hold.hold_id) for hold in released])
         for hold in released:
             self.remove_ram_files(hold.tier, hold.extents)
+        return True
+
+    async def release_all_due(self) -> None:
+        """Free all of them, while clients have their turns."""
+        while self.release_due():
+            await trio.lowlevel.checkpoint()
 
     def create_ram_files(self, tier: Tier, extents: Sequence[Extent]) -> None:
         """Make the files of new RAM chunks, ours and empty, so that no client has to. OSError: none is

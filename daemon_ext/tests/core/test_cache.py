@@ -191,9 +191,9 @@ def test_blocks_rest_only_once_the_last_of_several_readers_is_done() -> None:
     cache.begin_reading(stored)
     cache.apply_remove("0", now=0)
     cache.end_reading(stored)
-    assert cache.release_due(now=1000) == []
+    assert cache.release_due(now=1000, most=9) == []
     cache.end_reading(stored)
-    assert [hold.extents for hold in cache.release_due(now=1000)] == [stored.extents]
+    assert [hold.extents for hold in cache.release_due(now=1000, most=9)] == [stored.extents]
 
 
 # -- loading the catalog -----------------------------------------------------------------------------------
@@ -261,9 +261,9 @@ def test_what_two_read_rests_only_once_both_have_ended() -> None:
     cache.begin_reading(stored)
     cache.apply_remove("0", now=0)
     cache.end_reading(stored)
-    assert cache.release_due(now=1000) == []
+    assert cache.release_due(now=1000, most=9) == []
     cache.end_reading(stored)
-    assert [hold.extents for hold in cache.release_due(now=1000)] == [stored.extents]
+    assert [hold.extents for hold in cache.release_due(now=1000, most=9)] == [stored.extents]
     cache.begin_reading(stored)
     cache.end_reading(stored)  # of what nobody removed meanwhile
     assert cache.pools[Tier.NVME].usage().free_bytes == 16 * MIB

@@ -60,7 +60,8 @@ def test_what_is_withheld_is_found_by_nobody_and_keeps_its_blocks() -> None:
     assert cache.uris() == ["b"]
     assert len(cache) == 1
     assert cache.counts()[SyncStatus.COMMITTED] == 0
-    assert cache.withheld() == [stored]
+    assert cache.withheld() == ["a"]
+    assert cache.owner("a") == cache.withheld_at("a") == stored
     assert cache.owner("a") == stored
     assert cache.owner("b") == cache.get("b")
     assert cache.owner("nobody") is None
@@ -119,7 +120,9 @@ def test_what_is_withheld_can_be_removed_and_replaced() -> None:
     cache = cache_of(a=StateEvent.COMMIT, b=StateEvent.COMMIT)
     for uri in ("a", "b"):
         cache.withhold(uri)
-    removed, replaced = cache.withheld()
+    removed, replaced = map(cache.withheld_at, cache.withheld())
+    assert removed is not None
+    assert replaced is not None
     hold = cache.apply_remove("a", now=0)
     assert hold is not None
     assert hold.extents == removed.extents
@@ -129,7 +132,7 @@ def test_what_is_withheld_can_be_removed_and_replaced() -> None:
     assert cache.withheld() == []
     assert new.extents != replaced.extents
     assert figures(cache)[:2] == (1, 0)
-    cache.release_due(now=100)
+    cache.release_due(now=100, most=9)
     assert figures(cache)[:2] == (1, 0)
     assert cache.pools[Tier.NVME].usage().quarantined_bytes == 0
 

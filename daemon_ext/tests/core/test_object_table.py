@@ -104,7 +104,7 @@ def test_what_was_loaded_is_there_as_if_it_had_been_put() -> None:
     objects = [an_object(name) for name in NAMES]
     table = loaded(*objects)
     assert len(table) == 3
-    assert sorted(table) == list(NAMES)
+    assert sorted(table.uris()) == list(NAMES)
     assert sorted(table.values(), key=lambda stored: stored.uri) == objects
     assert table.many(["c", "nowhere", "a", "c"]) == [objects[2], None, objects[0], objects[2]]
     assert table.get("b") == objects[1]
@@ -150,7 +150,16 @@ def test_what_is_popped_is_gone_whether_it_was_made_or_not() -> None:
     assert table.pop("a") == an_object("a")
     assert table.pop("b") is made
     assert table.pop("b") is None
-    assert list(table) == []
+    assert table.uris() == []
+
+
+def test_what_is_handed_over_is_in_the_other_table_alone_and_no_object_is_made_of_it() -> None:
+    table, other = loaded(an_object("a"), an_object("b")), ObjectTable()
+    table.hand_over("a", other)
+    assert (table.uris(), other.uris()) == (["b"], ["a"])
+    assert other.peek("a") == an_object("a")
+    assert other.peek("a") is not other.peek("a")
+    assert table.get("a") is None
 
 
 def test_the_objects_in_a_state_are_found_among_both_kinds() -> None:

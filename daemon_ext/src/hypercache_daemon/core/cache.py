@@ -83,7 +83,7 @@ class Cache:
         self._staged: dict[str, StagedWrite] = {}  # by stage_id, oldest first
         self._staged_by_uri: dict[str, list[StagedWrite]] = {}  # oldest first, of clients
         self._own_by_uri: dict[str, list[StagedWrite]] = {}  # of the daemon itself
-        self._withheld: dict[str, StoredObject] = {}
+        self._withheld = ObjectTable()
         self._reading: dict[int, int] = {}  # generation -> the daemon's own readers
         self._parked: dict[int, Hold] = {}
 
@@ -102,7 +102,7 @@ class Cache:
 
     def owner(self, uri: str) -> StoredObject | None:
         """The object that has blocks under this uri, which nobody finds where it is withheld."""
-        return self._objects.get(uri) or self._withheld.get(uri)
+        return self._objects.get(uri) or self._withheld.peek(uri)
 
     def locate(self, uris: Sequence[str]) -> list[StoredObject | None]:
         """The committed objects of one batch, in its order; counts as a use of each."""
@@ -136,7 +136,7 @@ class Cache:
 
     def uris(self, state: SyncStatus | None = None) -> list[str]:
         """The uris of all objects, or of those in `state`, in no promised order."""
-        return list(self._objects) if state is None else self._objects.in_state(state)
+        return self._objects.uris() if state is None else self._objects.in_state(state)
 
     def counts(self) -> dict[SyncStatus, int]:
         """How many objects and staged writes are in each state."""
@@ -202,9 +202,9 @@ class Cache:
     def discard(self, staged: StagedWrite, now: float, quarantine_s: float) -> Hold:
         """Drop a staged write; its blocks rest, for the writer may still be writing."""
         self._forget_staged(staged)
-        extents = tuple(staged.extents)
+        extents = packed(staged.extents)
         hold = Hold(staged.stage_id, staged.tier, extents, now + quarantine_s, shortenable=False)
-        self._unstage(staged, extents)
+        self._unstage(staged, staged.extents)
         self.pools[staged.tier].quarantine(hold)
         return hold
 
@@ -269,7 +269,8 @@ class Cache:
     def plan_hold(self, stored: StoredObject, now: float) -> Hold:
         """How the blocks of an object rest once it is removed or replaced."""
         release_at = now + self.times.quarantine_s
-        return Hold(f"{stored.generation:x}", stored.tier, stored.extents, release_at, shortenable=True)
+        hold_id = f"{stored.generation:x}"
+        return Hold(hold_id, stored.tier, stored.packed_extents, release_at, shortenable=True)
 
     def apply_remove(self, uri: str, now: float) -> Hold | None:
         """Drop the committed object, if there is one."""
@@ -280,8 +281,8 @@ class Cache:
         before = self.owner(changed.uri)
         assert before is not None, "only what is here can change"
         assert before.generation == changed.generation, "a change must not swap blocks"
-        if changed.uri in self._withheld:
-            self._withheld[changed.uri] = changed
+        if self._withheld.peek(changed.uri) is not None:
+            self._withheld.put(changed)
             return
         self._count_out(before)
         self._objects.put(changed)
@@ -332,7 +333,7 @@ class Cache:
             if missing <= 0 or len(chosen) >= most:
                 break
             if is_free(uri):
-                stored = self._objects.get(uri)
+                stored = self._objects.peek(uri)
                 assert stored is not None, "a policy knows only what is here"
                 chosen.append(stored)
                 missing -= stored.allocated_bytes
@@ -343,34 +344,39 @@ class Cache:
     def withhold(self, uri: str) -> None:
         """Let nobody find the object that is here under this uri. Its blocks stay its own until it is given
         back, removed or replaced, and an upload that is under way may still end well."""
-        stored = self._objects.pop(uri)
+        stored = self._objects.peek(uri)
         assert stored is not None, "only what is here can be withheld"
         self._count_out(stored)
         self._count_withheld(stored, 1)
-        self._withheld[uri] = stored
+        self._objects.hand_over(uri, self._withheld)
 
     def give_back(self, uri: str) -> StoredObject:
         """Let everybody find what was withheld under this uri."""
-        stored = self._withheld.pop(uri)
+        stored = self._withheld.peek(uri)
+        assert stored is not None, "only what is withheld can be given back"
         self._count_withheld(stored, -1)
-        self._objects.put(stored)
+        self._withheld.hand_over(uri, self._objects)
         self._count_in(stored)
         return stored
 
-    def withheld(self) -> list[StoredObject]:
-        """Everything that is withheld."""
-        return list(self._withheld.values())
+    def withheld(self) -> list[str]:
+        """The uris of everything that is withheld; `owner` has the objects."""
+        return self._withheld.uris()
+
+    def withheld_at(self, uri: str) -> StoredObject | None:
+        """What is withheld under this uri."""
+        return self._withheld.peek(uri)
 
     def withholds_the_newest(self, uri: str) -> bool:
         """Whether what is withheld under this uri is newer than what any backend has."""
-        stored = self._withheld.get(uri)
+        stored = self._withheld.peek(uri)
         return stored is not None and stored.state is not SyncStatus.SYNCED_BACKEND
 
     # -- blocks that rest ------------------------------------------------------------------------------
 
-    def release_due(self, now: float) -> list[Hold]:
-        """Free what has rested long enough."""
-        return [hold for pool in self.pools.values() for hold in pool.release_due(now)]
+    def release_due(self, now: float, most: int) -> list[Hold]:
+        """Free what has rested long enough, of each pool at most so many holds."""
+        return [hold for pool in self.pools.values() for hold in pool.release_due(now, most)]
 
     def begin_reading(self, stored: StoredObject) -> None:
         """The daemon reads the object's blocks: they stay its own, removed or not, until `end_reading`."""
@@ -473,7 +479,7 @@ class Cache:
         before = self._objects.pop(uri)
         if before is not None:
             self._count_out(before)
-        elif (before := self._withheld.pop(uri, None)) is not None:
+        elif (before := self._withheld.pop(uri)) is not None:
             self._count_withheld(before, -1)
         else:
             return None

@@ -24,9 +24,9 @@ class ObjectTable:
     def __len__(self) -> int:
         return len(self._objects)
 
-    def __iter__(self) -> Iterator[str]:
-        """The uris at this moment, in no promised order."""
-        return iter(tuple(self._objects))
+    def uris(self) -> list[str]:
+        """The uris, in no promised order."""
+        return list(self._objects)
 
     def load(self, records: dict[str, bytes]) -> None:
         """Take all objects of a catalog, in place of what was there. The dict itself becomes the table: a
@@ -62,6 +62,10 @@ class ObjectTable:
         stored = self.get(uri)
         self._objects.pop(uri, None)
         return stored
+
+    def hand_over(self, uri: str, to: ObjectTable) -> None:
+        """Move the object of this uri, which must be here, into another table; a record stays a record."""
+        to._objects[uri] = self._objects.pop(uri)
 
     def values(self) -> Iterator[StoredObject]:
         """Every object of this moment; none of them is kept for it."""

@@ -94,14 +94,23 @@ class Hold:
     """Blocks without an owner that are not free yet: somebody may still read or write them.
 
     `shortenable` holds may end early where too much of the pool is quarantined; those of writers that
-    may still be writing may not.
+    may still be writing may not. The chunks are packed: an eviction makes many holds at once, and what the
+    garbage collector must look at holds up everybody.
     """
 
     hold_id: str
     tier: Tier
-    extents: tuple[Extent, ...]
+    packed_extents: bytes
     release_at: float
     shortenable: bool
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        return unpacked(self.packed_extents)
+
+    @property
+    def allocated_bytes(self) -> int:
+        return allocated_bytes(self.extents)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypercache_protocol.fields import Tier
 from .allocator import Extent
 from .eviction import EvictionPolicy
 from .extents import ExtentTable, allocated_column, rounded_up
-from .objects import Hold, NoSpace, Usage, allocated_bytes
+from .objects import Hold, NoSpace, Usage
 from .records import Heads, chunks_of
 from .tally import Tally
 
@@ -113,35 +114,34 @@ class Pool(Tally):
 
     def park(self, hold: Hold) -> None:
         """Like `quarantine`, but its time does not run before `unpark`: the daemon itself reads them."""
-        self.quarantined_bytes += allocated_bytes(hold.extents)
+        self.quarantined_bytes += hold.allocated_bytes
 
     def unpark(self, hold: Hold) -> None:
         """Let the time of a parked hold run."""
         if hold.shortenable:
             self._retired.append(hold)
-            self._retired_bytes += allocated_bytes(hold.extents)
+            self._retired_bytes += hold.allocated_bytes
         else:
             self._writers.append(hold)
 
-    def release_due(self, now: float) -> list[Hold]:
-        """Free the blocks whose time has come, or whose quarantine is too large; returns their holds."""
-        due = [hold for hold in self._writers if hold.release_at <= now]
+    def release_due(self, now: float, most: int) -> list[Hold]:
+        """Free the blocks whose time has come, or whose quarantine is too large; returns their holds, at most
+        so many."""
+        due = list(islice((hold for hold in self._writers if hold.release_at <= now), most))
         if due:
-            self._writers = [hold for hold in self._writers if hold.release_at > now]
-        for hold in due:
-            self._release(hold)
-        while self._retired and (
-            self._retired[0].release_at <= now or self._retired_bytes > self._quarantine_limit
-        ):
+            ended = set(map(id, due))
+            self._writers = [hold for hold in self._writers if id(hold) not in ended]
+        while len(due) < most and self._retired and self._may_end(self._retired[0], now):
             hold = self._retired.popleft()
-            self._retired_bytes -= allocated_bytes(hold.extents)
-            self._release(hold)
+            self._retired_bytes -= hold.allocated_bytes
             due.append(hold)
+        for hold in due:
+            self.blocks.release(hold.extents)
+            self.quarantined_bytes -= hold.allocated_bytes
         return due
 
-    def _release(self, hold: Hold) -> None:
-        self.blocks.release(hold.extents)
-        self.quarantined_bytes -= allocated_bytes(hold.extents)
+    def _may_end(self, hold: Hold, now: float) -> bool:
+        return hold.release_at <= now or self._retired_bytes > self._quarantine_limit
 
 
 def _sizes(counts: npt.NDArray[np.uint32], chunks: ExtentTable) -> npt.NDArray[np.int64]:
