@@ -1,8 +1,8 @@
 # Two commands need nothing but Python 3.10 to 3.13 with venv, make and a package registry:
 #   make demo   the whole system at work, in plain words and figures
 #   make test   everything that CI checks
-# The rest (check, matrix, safety, fuzz, faults, failures, soak, bench, eviction, docs, format, clean) is for people
-# who change the code.
+# The rest (check, matrix, safety, fuzz, faults, failures, soak, bench, plots, eviction, docs, format, clean) is for
+# people who change the code.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export LMCACHE_TRACK_USAGE := false
 export LMCACHE_DISABLE_BANNER := 1
 
-.PHONY: demo test check matrix safety fuzz faults failures soak bench eviction docs format clean
+.PHONY: demo test check matrix safety fuzz faults failures soak bench plots eviction docs format clean
 
 demo: $(STAMP)
 	@$(BIN)/python -m hypercache_compat.demo
@@ -77,6 +77,11 @@ soak: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py
+
+# From what was recorded last. What draws is not among the tools that everybody needs, so it is installed here.
+plots: $(STAMP)
+	@$(INSTALL) --quiet --group plots
+	@$(BIN)/python benchmarks/plots.py
 
 # A block trace in TRACE, as jsonl or jsonl.gz; without one a load is made up.
 eviction: $(STAMP)

@@ -1,7 +1,8 @@
-"""HyperCache's connector side by side with LMCache's own adapters: lookup, store and load.
+"""HyperCache's connector side by side with LMCache's own adapters: lookup, store, load, and both at once.
 
 Rules:
-1. Every figure comes from LMCache's own runner, by `lmcache bench l2 … --no-skip-verify`.
+1. What is done alone comes from LMCache's own runner, by `lmcache bench l2 … --no-skip-verify`. It never does
+   two things at once: those figures come from traffic on the same adapters. fio answers for itself.
 2. In each round every peer has its turn at a workload before the next workload comes, and the order changes
    from round to round. So what else the machine does meets all alike.
 3. Each turn has fresh storage and fresh objects, and warm-up rounds that don't count.
@@ -15,20 +16,76 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
-from bench_host import BenchHost, BenchRun
-from peers import MIB, Peer, Room
+from bench_host import BenchRun, Host
+from peers import KIB, MIB, Peer, Room, Spec
 from storages import Storage
+from traffic import SHARES, Traffic
 
 from hypercache_compat.lmcache_bench import BenchSize
 
+GIB = 1024 * MIB
+
+
+class TurnFailed(Exception):
+    """A step gave no figures; the message says why."""
+
+
+Values = dict[str, list[float]]
+"""What was measured, by measure."""
+
+
+class Step(Protocol):
+    """Something that a peer does."""
+
+    def stored_bytes(self) -> int:
+        """The bytes of all that it stores."""
+
+    def figures(self, peer: Peer, spec: Spec, host: Host) -> Values:
+        """Have the peer do it.
+
+        Raises:
+            TurnFailed: it went wrong.
+        """
+
 
 @dataclass(frozen=True)
-class Step:
+class BenchStep:
     """One run of LMCache's benchmark, and which of its operations give which measure."""
 
     size: BenchSize
     measures: Mapping[str, str]
+
+    def stored_bytes(self) -> int:
+        size = self.size
+        return size.kib_per_key * 1024 * size.keys * size.in_flight * (size.rounds + size.warmup_rounds)
+
+    def figures(self, peer: Peer, spec: Spec, host: Host) -> Values:
+        run = host.run(spec, self.size, verify=peer.moves_bytes and self.size.only is None)
+        problem = problem_of(run, self.size, peer)
+        if problem is not None:
+            raise TurnFailed(f"{problem}\n{run.output[-1500:]}")
+        return {name: values(run, operation, self.size) for operation, name in self.measures.items()}
+
+
+@dataclass(frozen=True)
+class TrafficStep:
+    """Loads and stores, alone and together."""
+
+    traffic: Traffic
+    words: str
+
+    def stored_bytes(self) -> int:
+        return self.traffic.stored_bytes
+
+    def figures(self, peer: Peer, spec: Spec, host: Host) -> Values:
+        del peer  # all that take part move bytes, and these are compared
+        rates = host.traffic(spec, self.traffic)
+        if isinstance(rates, str):
+            raise TurnFailed(rates)
+        shares = {f"{name}, of alone": rates[name] / rates[alone] for name, alone in SHARES.items()}
+        return {f"{name}, {self.words}": [value] for name, value in {**rates, **shares}.items()}
 
 
 @dataclass(frozen=True)
@@ -36,18 +93,16 @@ class Workload:
     """Steps that a peer goes through on one storage. The first one stores; the others may find it."""
 
     name: str
+    object_bytes: int
     steps: tuple[Step, ...]
+    takes: Callable[[Peer], bool] = lambda _: True
+    """Who can do it."""
 
     def size_bytes(self) -> int:
         """Storage that suffices for every peer, with its own records and a pool that is not full."""
-        size = self.steps[0].size
-        payload = size.keys * size.in_flight * (size.rounds + size.warmup_rounds) * self.object_bytes()
-        slot_headers = payload * 4096 // self.object_bytes()
+        payload = self.steps[0].stored_bytes()
+        slot_headers = payload * 4096 // self.object_bytes
         return int((payload + slot_headers) * 1.15) + 128 * MIB
-
-    def object_bytes(self) -> int:
-        """The size of the objects."""
-        return self.steps[0].size.kib_per_key * 1024
 
 
 @dataclass(frozen=True)
@@ -86,25 +141,42 @@ def _lookups(in_flight: int, rounds: int, repeats: int) -> Workload:
     misses = replace(hits, hit_rate=0.0)
     words = f"64 keys, {in_flight} in flight"
     looks = (
-        Step(hits, {"Lookup": f"lookup, {words}, hits"}),
-        Step(misses, {"Lookup": f"lookup, {words}, misses"}),
+        BenchStep(hits, {"Lookup": f"lookup, {words}, hits"}),
+        BenchStep(misses, {"Lookup": f"lookup, {words}, misses"}),
     )
-    return Workload(f"lookup of {words}", (Step(stored, {}), *looks * repeats))
+    steps = (BenchStep(stored, {}), *looks * repeats)
+    return Workload(f"lookup of {words}", 4 * KIB, steps, takes=lambda peer: peer.looks_up)
 
 
-def _objects(mib: int, keys: int, rounds: int) -> Workload:
-    size = BenchSize(keys, mib * 1024, rounds, warmup_rounds=1, hit_rate=1.0)
-    measures = {"Store": f"store, {mib} MiB", "Load": f"load, {mib} MiB"}
-    return Workload(f"{keys} objects of {mib} MiB", (Step(size, measures),))
+def _objects(object_bytes: int, keys: int, rounds: int) -> Workload:
+    size = BenchSize(keys, object_bytes // KIB, rounds, warmup_rounds=1, hit_rate=1.0)
+    words = _words(object_bytes)
+    measures = {"Store": f"store, {words}", "Load": f"load, {words}"}
+    return Workload(f"{keys} objects of {words}", object_bytes, (BenchStep(size, measures),))
+
+
+def _traffic(object_bytes: int, keys: int) -> Workload:
+    """Batches of so many keys, two of them under way in each direction."""
+    batches = GIB // (object_bytes * keys)
+    traffic = Traffic(object_bytes, keys, 2, loaded=4 * keys, store_batches=batches, window_s=1.5)
+    words = _words(object_bytes)
+    step = TrafficStep(traffic, words)
+    return Workload(f"traffic of {words}", object_bytes, (step,), takes=lambda peer: peer.moves_bytes)
+
+
+def _words(size_bytes: int) -> str:
+    return f"{size_bytes // MIB} MiB" if size_bytes >= MIB else f"{size_bytes // KIB} KiB"
 
 
 IN_MEMORY = (
     _lookups(in_flight=1, rounds=20, repeats=2),
     _lookups(in_flight=64, rounds=1, repeats=3),
-    _objects(4, keys=64, rounds=3),
-    _objects(14, keys=16, rounds=3),
+    _objects(256 * KIB, keys=256, rounds=3),
+    _objects(4 * MIB, keys=64, rounds=3),
+    _objects(14 * MIB, keys=16, rounds=3),
+    _traffic(14 * MIB, keys=4),
 )
-ON_DISK = (_objects(4, keys=8, rounds=6), _objects(14, keys=4, rounds=6))
+ON_DISK = (_objects(4 * MIB, keys=8, rounds=6), _objects(14 * MIB, keys=4, rounds=6))
 """Lookups move nothing, so the disk would not tell. It is slow, so the batches are small; and what one takes
 varies by two, so there are more of them."""
 
@@ -116,28 +188,28 @@ def turns(storages: Sequence[Storage], peers: Sequence[Peer], number: int, word:
         for workload in IN_MEMORY if storage.in_memory else ON_DISK:
             if word in workload.name:
                 for peer in [*peers[start:], *peers[:start]]:
-                    if peer.moves_bytes or storage.in_memory:
+                    if workload.takes(peer) and (peer.moves_bytes or storage.in_memory):
                         yield Turn(storage, workload, peer)
 
 
-def take(turn: Turn, host: BenchHost, result: Result) -> None:
+def take(turn: Turn, host: Host, result: Result) -> None:
     """Have the peer do the workload, and note the figures or what went wrong."""
-    room = Room(turn.storage, turn.workload.size_bytes(), turn.workload.object_bytes())
+    room = Room(turn.storage, turn.workload.size_bytes(), turn.workload.object_bytes)
     with turn.peer.ready(room) as spec:
         for step in turn.workload.steps:
-            run = host.run(spec, step.size, verify=turn.peer.moves_bytes and step.size.only is None)
-            problem = problem_of(run, step.size, turn.peer)
-            if problem is not None:
-                result.failures.append(f"{turn}: {problem}\n{run.output[-1500:]}")
+            try:
+                figures = step.figures(turn.peer, spec, host)
+            except TurnFailed as error:
+                result.failures.append(f"{turn}: {error}")
                 return
-            for operation, measure in step.measures.items():
-                result.add(turn, measure, values(run, operation, step.size))
+            for measure, values in figures.items():
+                result.add(turn, measure, values)
 
 
 def problem_of(run: BenchRun, size: BenchSize, peer: Peer) -> str | None:
     """Why the run gives no figures, or None where it does."""
     if run.exit_status != 0:
-        return f"lmcache bench l2 ended with {run.exit_status}"
+        return f"the benchmark ended with {run.exit_status}"
     keys = size.keys * size.in_flight
     for operation, rounds in run.rounds.items():
         if len(rounds.seconds) != size.rounds + size.warmup_rounds:
@@ -172,8 +244,8 @@ def measure(
     """
     result = Result()
     with tempfile.TemporaryDirectory(prefix="hc") as folder, ExitStack() as stack:
-        show(f"importing LMCache in {len(peers)} processes, one for each peer")
-        hosts = {peer: stack.enter_context(BenchHost(Path(folder, "log"))) for peer in peers}
+        show(f"importing LMCache, in a process for each of {len(peers)} peers")
+        hosts = {peer: stack.enter_context(peer.host(Path(folder, "log"))) for peer in peers}
         for number in range(rounds):
             for turn in turns(storages, peers, number, word):
                 show(f"round {number + 1} of {rounds}, {turn}")

@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
+
+from traffic import Rates, Traffic
 
 from hypercache_compat.lmcache_bench import BenchSize, bench_arguments
 from hypercache_compat.lmcache_versions import lmcache_environment
@@ -40,6 +42,13 @@ class BenchRun:
     output: str
 
 
+class Host(Protocol):
+    """Where a peer's figures come from: LMCache's own benchmark, and traffic in both directions."""
+
+    def run(self, spec: Mapping[str, object], size: BenchSize, *, verify: bool = True) -> BenchRun: ...
+    def traffic(self, spec: Mapping[str, object], traffic: Traffic) -> Rates | str: ...
+
+
 class BenchHost:
     """The process. Start it early: it takes some seconds to import LMCache."""
 
@@ -66,18 +75,22 @@ class BenchHost:
         Raises:
             HostFailed: the process ended; the message holds the end of its log.
         """
-        if not self._ready:
-            self._answer()
-            self._ready = True
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(bench_arguments(spec, size, verify=verify)) + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
+        answer = self._asked({"bench": bench_arguments(spec, size, verify=verify)})
         rounds = {
             name: Rounds(tuple(each["seconds"]), tuple(int(count) for count in each["succeeded"]))
             for name, each in answer["rounds"].items()
         }
         return BenchRun(answer["exit_status"], rounds, answer["output"])
+
+    def traffic(self, spec: Mapping[str, object], traffic: Traffic) -> Rates | str:
+        """The rates of the adapter that `spec` describes, or what went wrong.
+
+        Raises:
+            HostFailed: as above.
+        """
+        answer = self._asked({"traffic": {"spec": json.dumps(spec), "amounts": asdict(traffic)}})
+        rates: Rates | str = answer.get("rates") or answer["problem"]
+        return rates
 
     def close(self) -> None:
         """Let the process end."""
@@ -99,6 +112,15 @@ class BenchHost:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _asked(self, request: Mapping[str, object]) -> dict[str, Any]:
+        if not self._ready:
+            self._answer()
+            self._ready = True
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -1,11 +1,14 @@
-"""A process that runs `lmcache bench l2` as often as it is asked to, on one import of LMCache.
+"""A process that benchmarks LMCache's adapters as often as it is asked to, on one import of LMCache.
 
-    python benchmarks/lmcache_host.py     (spoken to by bench_process.py, over standard input and output)
+    python benchmarks/lmcache_host.py     (spoken to by bench_host.py, over standard input and output)
 
-Each line of standard input is a JSON list of arguments for the `lmcache` command; each line of the answer
-says how the command ended and how long every round of every operation took, as LMCache's own runner
-measured it. LMCache prints these times rounded to 0.01 ms, too coarse for a lookup; so they are taken from
-the runner's results instead.
+Each line of standard input is a JSON object with one name in it:
+
+* `bench`: a list of arguments for the `lmcache` command. The answer says how it ended and how long every
+  round of every operation took, as LMCache's own runner measured it. LMCache prints these times rounded to
+  0.01 ms, too coarse for a lookup; so they are taken from the runner's results instead.
+* `traffic`: an adapter, and how much to load and store (traffic.py). The answer has the rates, or what went
+  wrong.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from typing import Any
 
 from lmcache.cli.commands.bench.l2_adapter_bench import runner
 from lmcache.cli.main import main as lmcache
+from lmcache_traffic import TrafficFailed, rates
+from traffic import Traffic
 
 Rounds = dict[str, dict[str, list[float]]]
 
@@ -53,6 +58,23 @@ def exit_status(arguments: list[str]) -> int:
     return 0
 
 
+def bench(arguments: list[str], rounds: Rounds) -> dict[str, Any]:
+    """Run the command; its rounds come in `rounds`."""
+    rounds.clear()
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        status = exit_status(arguments)
+    return {"exit_status": status, "rounds": rounds, "output": output.getvalue()}
+
+
+def traffic(spec: str, amounts: dict[str, Any]) -> dict[str, Any]:
+    """Load and store, alone and together."""
+    try:
+        return {"rates": rates(spec, Traffic(**amounts))}
+    except TrafficFailed as error:
+        return {"problem": str(error)}
+
+
 def serve() -> None:
     """Answer until standard input ends."""
     # Whatever LMCache or a native library writes to descriptor 1 must not mix with the answers.
@@ -63,11 +85,8 @@ def serve() -> None:
     answers.write('{"ready": true}\n')
     answers.flush()
     for line in sys.stdin:
-        rounds.clear()
-        output = io.StringIO()
-        with contextlib.redirect_stdout(output):
-            status = exit_status(json.loads(line))
-        answer = {"exit_status": status, "rounds": rounds, "output": output.getvalue()}
+        request = json.loads(line)
+        answer = bench(request["bench"], rounds) if "bench" in request else traffic(**request["traffic"])
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

@@ -1,15 +1,18 @@
 """Who is compared: each peer as LMCache's JSON describes it, ready on storage of its own.
 
 Every peer runs with the defaults of LMCache or of HyperCache, but for O_DIRECT, which all use where the
-storage takes it.
+storage takes it. fio is no adapter of LMCache's: it shows what the devices give.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
+from bench_host import BenchHost, Host
+from fio import FioHost, is_installed
 from storages import Storage
 
 from hypercache_compat.daemon_process import DaemonOptions, running_daemon
@@ -36,11 +39,15 @@ class Peer:
 
     Args:
         moves_bytes: False for the floor, which can't give back what it never took.
+        looks_up: False for fio, which has nothing to look up.
+        host: starts what the figures come from; it is given a file for its log.
     """
 
     name: str
     ready: Callable[[Room], AbstractContextManager[Spec]]
     moves_bytes: bool = True
+    looks_up: bool = True
+    host: Callable[[Path], AbstractContextManager[Host]] = BenchHost
 
 
 @contextmanager
@@ -91,13 +98,32 @@ def _folder_of_files(kind: str) -> Callable[[Room], AbstractContextManager[Spec]
     return ready
 
 
+def _fio(device_count: int) -> Callable[[Room], AbstractContextManager[Spec]]:
+    @contextmanager
+    def ready(room: Room) -> Iterator[Spec]:
+        with room.storage.devices(device_count, room.size_bytes) as devices:
+            yield {"type": "fio", "devices": devices, "direct": room.storage.direct}
+
+    return ready
+
+
+def _on_devices(count: int) -> tuple[Peer, ...]:
+    """HyperCache and, where it is installed, fio on so many devices."""
+    name = "" if count == DEVICES else f", {count} device{'s' if count > 1 else ''}"
+    ours = Peer(f"HyperCache{name}", _hypercache(count))
+    fio = Peer(f"fio{name}", _fio(count), looks_up=False, host=lambda _: nullcontext(FioHost()))
+    return (ours, fio) if is_installed() else (ours,)
+
+
+DEVICES = 4
+"""That HyperCache and fio have unless it is said otherwise; all others take one."""
+
 FLOOR = Peer("floor", _floor, moves_bytes=False)
-HYPERCACHE = Peer("HyperCache", _hypercache(4))
-HYPERCACHE_ONE_DEVICE = Peer("HyperCache, 1 device", _hypercache(1))
-OTHERS = (
+ADAPTERS = (
     Peer("raw_block posix", _raw_block("posix")),
     Peer("raw_block io_uring", _raw_block("io_uring")),
     Peer("fs_native", _folder_of_files("fs_native")),
     Peer("fs", _folder_of_files("fs")),
 )
-EVERYBODY = (FLOOR, HYPERCACHE, HYPERCACHE_ONE_DEVICE, *OTHERS)
+QUICK = (FLOOR, *_on_devices(DEVICES), *ADAPTERS)
+EVERYBODY = (*QUICK, *_on_devices(2), *_on_devices(1))

@@ -8,38 +8,48 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 OURS = "HyperCache"
 FLOOR = "floor"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+DEVICES_ALONE = "fio"
 _PACKAGES = ("lmcache", "lmcache-rust-raw-block-io", "torch", "isal", "trio", "pydantic", "msgpack", "numpy")
 
 Figures = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 
 
 def tables(figures: Figures) -> str:
-    """Markdown: a table per storage, with medians, ranges, and HyperCache's ratio to the better peer."""
+    """Markdown: a table per storage, with medians, ranges, and HyperCache's ratios to the better peer and to
+    fio on the same devices."""
     return "\n\n".join(_table(storage, measures) for storage, measures in figures.items())
 
 
 def _table(storage: str, measures: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    names = list(dict.fromkeys(name for peers in measures.values() for name in peers))
-    names.sort(key=lambda name: (name != FLOOR, not name.startswith(OURS), name))
-    rows = [[storage, *names, "HyperCache by the better peer"], ["---", *["---:"] * (len(names) + 1)]]
+    names = order(name for peers in measures.values() for name in peers)
+    ratios = ["HyperCache by the better peer", *(["by fio"] if DEVICES_ALONE in names else [])]
+    rows = [[storage, *names, *ratios], ["---", *["---:"] * (len(names) + len(ratios))]]
     for measure, peers in measures.items():
         cells = [_cell(peers.get(name)) for name in names]
-        rows.append([f"{measure} ({_unit(measure)})", *cells, _ratio(measure, peers)])
+        by = [_ratio(measure, peers), _by(median_of(peers, OURS), median_of(peers, DEVICES_ALONE))]
+        rows.append([f"{measure} ({unit(measure)})", *cells, *by[: len(ratios)]])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def order(names: Iterable[str]) -> list[str]:
+    """Each once: the floor, HyperCache, then the others."""
+    return sorted(set(names), key=lambda name: (name != FLOOR, not name.startswith(OURS), name))
 
 
 def _is_time(measure: str) -> bool:
     return measure.startswith("lookup")
 
 
-def _unit(measure: str) -> str:
+def unit(measure: str) -> str:
+    """What its figures are in."""
+    if ", of alone" in measure:
+        return "share"
     return "µs a key" if _is_time(measure) else "GB/s"
 
 
@@ -53,29 +63,31 @@ def _short(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
+def median_of(peers: Mapping[str, Sequence[float]], name: str) -> float | None:
+    """The median of what was measured of one of them, if anything was."""
+    return statistics.median(peers[name]) if peers.get(name) else None
+
+
 def better_peer(measure: str, peers: Mapping[str, Sequence[float]]) -> tuple[str, float] | None:
-    """The name and the median of the best of the others, if any was measured."""
+    """The name and the median of the best of LMCache's own adapters, if any was measured."""
     medians = {name: statistics.median(values) for name, values in peers.items() if values}
-    others = {name: median for name, median in medians.items() if not name.startswith((OURS, FLOOR))}
+    others = {n: median for n, median in medians.items() if not n.startswith((OURS, FLOOR, DEVICES_ALONE))}
     if not others:
         return None
     best = (min if _is_time(measure) else max)(others, key=lambda name: others[name])
     return best, others[best]
 
 
-def ratio(measure: str, peers: Mapping[str, Sequence[float]]) -> float | None:
-    """HyperCache's median by that of the better peer: time by time, or rate by rate."""
-    best = better_peer(measure, peers)
-    if best is None or not peers.get(OURS):
-        return None
-    return statistics.median(peers[OURS]) / best[1]
-
-
 def _ratio(measure: str, peers: Mapping[str, Sequence[float]]) -> str:
-    value, best = ratio(measure, peers), better_peer(measure, peers)
-    if value is None or best is None:
+    best = better_peer(measure, peers)
+    if best is None:
         return "—"
-    return f"**{value:.2f}** of {best[0]}'s {'time' if _is_time(measure) else 'rate'}"
+    what = "time" if _is_time(measure) else unit(measure) if unit(measure) == "share" else "rate"
+    return f"{_by(median_of(peers, OURS), best[1])} of {best[0]}'s {what}"
+
+
+def _by(ours: float | None, other: float | None) -> str:
+    return f"**{ours / other:.2f}**" if ours and other else "—"
 
 
 # -- the machine -----------------------------------------------------------------------------------------
@@ -116,13 +128,18 @@ def _version(name: str) -> str:
 
 
 def record(folder: Path, name: str, report: Mapping[str, Any], text: str) -> None:
-    """Write the raw figures to `folder`/`name`.json, and put `text` into its README.md, between the marks."""
+    """Write the raw figures to `folder`/`name`.json, and put `text` into its README.md."""
     raw = json.dumps(_rounded(report), indent=1, ensure_ascii=False)
     (folder / f"{name}.json").write_text(_one_line_lists(raw) + "\n")
-    readme = folder / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    put_between_marks(folder / "README.md", "measured", text)
+
+
+def put_between_marks(page: Path, what: str, text: str) -> None:
+    """Replace what stands between the two marks of a page that say `what`."""
+    begin, end = f"<!-- {what}: begin -->", f"<!-- {what}: end -->"
+    before, _, rest = page.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 def _rounded(value: Any) -> Any:

@@ -1,11 +1,12 @@
 """Every benchmark in one run, side by side.
 
     python benchmarks/run.py                        quick: a few minutes on a quiet machine
-    python benchmarks/run.py --rounds 9             long: more rounds, HyperCache on one device too, allocator
+    python benchmarks/run.py --rounds 9             long: more rounds, one and two devices too, allocator
     python benchmarks/run.py --rounds 9 --record    and write what was measured to docs/benchmarks
 
 Parts (choose with --part, repeated; all by default):
-    adapters   HyperCache's connector against LMCache's raw_block, fs_native and fs: lookup, store, load
+    adapters   HyperCache's connector against LMCache's raw_block, fs_native and fs, and fio on its devices:
+               lookup, store, load, loads while stores run
     daemon     what each request costs the daemon
     protocol   what encoding and decoding cost
     allocator  waste, fragmentation and speed of the allocator (long form only, unless chosen)
@@ -28,9 +29,10 @@ from typing import Any
 
 import adapters
 import daemon_requests
+import fio
 import hung_neighbours
 import report
-from peers import EVERYBODY, HYPERCACHE_ONE_DEVICE
+from peers import EVERYBODY, QUICK
 from storages import ROOT, in_memory, on_disk
 
 QUICK_ROUNDS = 3
@@ -64,8 +66,9 @@ def measure_adapters(arguments: argparse.Namespace) -> adapters.Result:
     """The adapters' figures, with progress on standard error."""
     storages = [in_memory()] if arguments.storage != "disk" else []
     storages += [on_disk(arguments.disk_folder)] if arguments.storage != "ram" else []
-    long = arguments.rounds is not None
-    peers = [peer for peer in EVERYBODY if long or peer is not HYPERCACHE_ONE_DEVICE]
+    peers = QUICK if arguments.rounds is None else EVERYBODY
+    if not fio.is_installed():
+        print(fio.ABSENT, file=sys.stderr)
     begun = time.monotonic()
 
     def show(line: str) -> None:
