@@ -54,5 +54,5 @@ def run(arguments: Sequence[str], clock: str) -> int:
     with Path(clock).open("rb") as file:
         shared = mmap.mmap(file.fileno(), _OFFSET.size, prot=mmap.PROT_READ)
     real = time.perf_counter
-    trio._core._run.perf_counter = lambda: real() + _OFFSET.unpack(shared)[0]
+    trio._core._run.perf_counter = lambda: real() + _OFFSET.unpack(shared)[0]  # type: ignore[attr-defined]
     return run_daemon(arguments)
