@@ -17,7 +17,7 @@ from inspect import cleandoc
 from pathlib import Path
 
 from hypercache_protocol.batches import (
-    BATCH_REPLIES,
+    FRAMED_REPLIES,
     Hello,
     HelloLimits,
     HelloReply,
@@ -143,7 +143,7 @@ def _hello() -> str:
 
 def _batches() -> str:
     sections = []
-    for request, replies in BATCH_REPLIES.items():
+    for request, replies in FRAMED_REPLIES.items():
         sections.append(_section(_code([request.action]), request, _batch_answers(request)))
         sections += [_reply(reply, [request.action]) for reply in replies]
     parts = [_section(_code([model.__name__]), model) for model in (ItemError, LayoutColumns)]
@@ -151,7 +151,7 @@ def _batches() -> str:
 
 
 def _batch_answers(request: type[Request]) -> str:
-    return f"Answers: {_code([*(reply.status for reply in BATCH_REPLIES[request]), ErrorReply.status])}."
+    return f"Answers: {_code([*(reply.status for reply in FRAMED_REPLIES[request]), ErrorReply.status])}."
 
 
 def _columns() -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypercache_protocol import ErrorCode, InvalidMessage
-from hypercache_protocol.batches import BATCH_REPLIES, LayoutColumns, LocatedMany, LocateMany
+from hypercache_protocol.batches import FRAMED_REPLIES, LayoutColumns, LocatedMany, LocateMany
 from hypercache_protocol.codecs.msgpack_frames import encode_request
 from hypercache_protocol.fields import CHUNK_SIZE, MAX_OBJECT_BYTES, Tier
 from hypercache_protocol.layout import (
@@ -265,8 +265,8 @@ def test_random_columns_are_read_or_refused_and_nothing_else(data: st.DataObject
 MODELS = dict.fromkeys(
     [
         *REPLIES,
-        *BATCH_REPLIES,
-        *(reply for request in [*REPLIES, *BATCH_REPLIES] for reply in possible_replies(request)),
+        *FRAMED_REPLIES,
+        *(reply for request in [*REPLIES, *FRAMED_REPLIES] for reply in possible_replies(request)),
         ChunkLocation,
         LayoutColumns,
     ]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypercache_protocol import WIRE_1_1
+from hypercache_protocol import WIRE_1_1, WIRE_2_1
 from hypercache_protocol.actions import actions_in_frames
-from hypercache_protocol.batches import BATCH_REPLIES, Hello, LocatedMany, LocateMany
+from hypercache_protocol.batches import FRAMED_REPLIES, GetPresenceTable, Hello, LocatedMany, LocateMany
 from hypercache_protocol.codecs.msgpack_frames import (
     MAX_ID,
     FrameReader,
@@ -35,7 +35,7 @@ from hypercache_protocol.testing import Cut, byte_by_byte, cut_at, exchanges, me
 from hypercache_protocol.versions import LATEST
 
 IDS = st.integers(1, MAX_ID)
-FRAMED = [*REPLIES, *BATCH_REPLIES]
+FRAMED = [*REPLIES, *FRAMED_REPLIES]
 
 
 def body_of(frame: bytes) -> bytes:
@@ -90,7 +90,9 @@ def test_the_version_says_which_actions_a_frame_carries() -> None:
     assert set(actions_in_frames(WIRE_1_1).values()) == set(REPLIES)
     with pytest.raises(LocalProtocolError, match=r"locate_many cannot be sent in a frame of wire 1\.1"):
         encode_request(1, LocateMany(suffixes=()), WIRE_1_1)
-    with pytest.raises(LocalProtocolError, match=r"hello cannot be sent in a frame of wire 2\.1"):
+    with pytest.raises(LocalProtocolError, match=r"get_presence_table cannot be sent .* wire 2\.1"):
+        encode_request(1, GetPresenceTable(), WIRE_2_1)
+    with pytest.raises(LocalProtocolError, match=rf"hello cannot be sent in a frame of wire {LATEST}"):
         encode_request(1, Hello(versions=()), LATEST)
 
 

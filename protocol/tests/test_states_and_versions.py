@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from hypercache_protocol.actions import ALL_REPLIES
-from hypercache_protocol.batches import BATCH_REPLIES, BatchRequest, Hello
+from hypercache_protocol.batches import FRAMED_REPLIES, BatchRequest, Hello
 from hypercache_protocol.errors import ERROR_MEANINGS, ErrorCode, InvalidMessage, ProtocolError
 from hypercache_protocol.fields import CHUNK_SIZE
 from hypercache_protocol.messages import (
@@ -106,7 +106,7 @@ def every_model(base: type[Message]) -> set[type[Message]]:
 
 def test_no_request_and_no_reply_is_outside_the_tables() -> None:
     assert set(ALL_REPLIES) == every_model(Request) - {BatchRequest}
-    assert set(ALL_REPLIES) == {*REPLIES, Hello, *BATCH_REPLIES}
+    assert set(ALL_REPLIES) == {*REPLIES, Hello, *FRAMED_REPLIES}
     replies = {reply for replies in ALL_REPLIES.values() for reply in replies} | {ErrorReply}
     assert replies == {model for model in every_model(Reply) if not model.__name__.startswith("_")}
     assert {action: model.action for action, model in REQUESTS.items()} == {

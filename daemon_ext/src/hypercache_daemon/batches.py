@@ -57,7 +57,7 @@ def located(store: Store, request: LocateMany) -> LocatedMany:
         layouts = pack_layouts([_layout(store, hit) for hit in hits if hit is not None])
     return LocatedMany.trusted(
         present=packed_bits(list(map(is_not, hits, repeat(None)))),  # in C: lookups spend their time here
-        verifiable=packed_bits([hit is not None and hit.packed_checksums is not None for hit in stored]),
+        verifiable=packed_bits([hit is not None and hit.is_verifiable for hit in stored]),
         layouts=layouts,
     )
 
@@ -109,7 +109,7 @@ def _stored(store: Store, request: StageMany) -> Sequence[StoredObject | None]:
     if not request.unless_stored:
         return [None] * len(request.suffixes)
     return [
-        stored if stored and stored.size_bytes == size_bytes and stored.packed_checksums is not None else None
+        stored if stored and stored.size_bytes == size_bytes and stored.is_verifiable else None
         for stored, size_bytes in zip(store.cache.locate(request.uris()), request.sizes, strict=True)
     ]
 

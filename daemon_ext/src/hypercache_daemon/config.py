@@ -75,6 +75,7 @@ class Config(BaseModel):
     eviction: Annotated[str, Field(pattern="^(return-rate|lru)$")] = "return-rate"
     evict_above: Annotated[float, Field(gt=0, le=1)] = 0.95
     evict_down_to: Annotated[float, Field(gt=0, le=1)] = 0.90
+    presence_table_size: ByteSize = ByteSize(128 * MIB)
     shutdown_grace_s: Annotated[float, Field(ge=0)] = 10.0
 
     @field_validator("capacity")
@@ -213,6 +214,7 @@ _HELP: dict[str, str] = {
     "eviction": "who leaves first: return-rate (the kind that seldom comes back) or lru",
     "evict_above": "share of a pool, or of a --capacity, above which eviction starts",
     "evict_down_to": "share of it down to which eviction goes on",
+    "presence_table_size": "most memory for the table in which clients look objects up themselves; 0: none",
     "shutdown_grace_s": "seconds that requests under way get when the daemon stops",
 }
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import trio
 
-from hypercache_protocol.batches import BatchRequest
+from hypercache_protocol.batches import BatchRequest, PresenceTableReply
 from hypercache_protocol.errors import ErrorCode, LocalProtocolError
 from hypercache_protocol.messages import ErrorReply, Reply
 from hypercache_protocol.session import (
@@ -177,6 +177,9 @@ class Connection:
             self._slots.release()
 
     async def _reply(self, request_id: int, reply: Reply) -> None:
+        if type(reply) is PresenceTableReply:
+            await self._enclose(request_id, reply)
+            return
         try:
             self._out += self._session.send_reply(request_id, reply)
         except LocalProtocolError as error:  # the layout of a huge, scattered object may be too long
@@ -186,6 +189,12 @@ class Connection:
         if len(self._out) >= _FLUSH_BYTES:
             await self._flush()
             await trio.lowlevel.checkpoint()  # a long reply is long work, and sending may give no turn
+
+    async def _enclose(self, request_id: int, reply: PresenceTableReply) -> None:
+        data = self._session.send_reply(request_id, reply)
+        async with self._sending:  # what waits to be sent has not begun, so the order doesn't matter
+            with trio.fail_after(self._limits.send_timeout_s):
+                await self._stream.send_enclosing(data, self._handlers.enclosed)
 
     async def _flush(self) -> None:
         if self._out and not self._sending.locked():

@@ -12,7 +12,6 @@ import logging
 import signal
 import socket as stdlib_socket
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -190,7 +189,7 @@ def _wired(
         _identity(config, opened, limits),
         lambda: report(store, handlers, remover, flusher, ingester, scrubber, health, server, uptime_s),
         Telemetry(),
-        Counter(),
+        opened.presence,
     )
     limits = replace(limits, idle_timeout_s=config.idle_s)
     server = Server(handlers, config.wire_version, limits, config.max_connections, config.rules())

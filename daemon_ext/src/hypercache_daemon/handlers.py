@@ -12,7 +12,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hypercache_protocol.batches import CommitMany, EvictMany, Hello, LocateMany, StageMany
+from hypercache_protocol.batches import (
+    CommitMany,
+    EvictMany,
+    GetPresenceTable,
+    Hello,
+    LocateMany,
+    StageMany,
+)
 from hypercache_protocol.errors import ErrorCode, InvalidMessage
 from hypercache_protocol.messages import (
     AppendWrite,
@@ -54,6 +61,7 @@ from .errors import DaemonError, sole
 from .flusher import Flusher
 from .identity import Identity
 from .ingest import Ingester
+from .presence_table import SharedTable
 from .removal import Remover
 from .rights import Rights
 from .store import Store
@@ -86,6 +94,7 @@ class Handlers:
     identity: Identity
     report: Callable[[], dict[str, Any]]
     telemetry: Telemetry
+    presence: SharedTable | None = None
     counters: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -122,6 +131,12 @@ class Handlers:
             reply = _fault_reply(request)
         self._count(request, reply)
         return reply
+
+    @property
+    def enclosed(self) -> int:
+        """The descriptor that goes with a PresenceTableReply."""
+        assert self.presence is not None, "else there is no such reply"
+        return self.presence.descriptor
 
     def _count(self, request: Request, reply: Reply) -> None:
         self.counters[f"{request.action}.{reply.status}"] += 1
@@ -272,6 +287,14 @@ class Handlers:
     def _hello(self, request: Hello) -> Reply:
         return self.identity.hello(request)
 
+    def _get_presence_table(self, _: GetPresenceTable) -> Reply:
+        if self.presence is None:
+            return ErrorReply(
+                error_message="this daemon has no presence table: ask with locate_many",
+                error_code=ErrorCode.UNAVAILABLE,
+            )
+        return self.presence.reply()
+
     def _get_devices(self, _: GetDevices) -> Reply:
         return DevicesReply(devices=self.devices())
 
@@ -295,6 +318,7 @@ def _fault_reply(request: Request) -> ErrorReply:
 _AT_ONCE: dict[type[Request], Callable[[Handlers, Any], Reply | None]] = {
     Ping: Handlers._ping,
     Hello: Handlers._hello,
+    GetPresenceTable: Handlers._get_presence_table,
     GetDevices: Handlers._get_devices,
     Locate: Handlers._locate_now,
     LocateMany: Handlers._locate_many,

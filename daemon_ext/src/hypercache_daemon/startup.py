@@ -15,8 +15,9 @@ from pathlib import Path
 
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import DIRTY
+from hypercache_protocol.versions import WIRE_2_2
 
-from . import devices
+from . import devices, presence_table
 from .access import Access, DeviceError
 from .catalog import Catalog, CatalogError
 from .catalog_rows import AddHold, Change, Delete, DropHold
@@ -29,16 +30,19 @@ from .core.eviction_return_rate import ReturnRate
 from .core.extents import end_on, packed
 from .core.objects import Hold, StoredObject
 from .core.pool import Pool
+from .core.presence import PresenceWords
 from .core.ram import RamAllocator
 from .core.records import chunks_of, heads_of, in_tier, of_tier
 from .device_probe import Member, member_at
 from .drain_file import DRAIN_FILE_NAME, devices_to_drain
+from .presence_table import SharedTable
 
 log = logging.getLogger(__name__)
 
 CATALOG_NAME = "catalog.sqlite"
 _SHM = Path("/dev/shm")
 _SERIALS_PER_START = 1 << 40
+_BYTES_FOR_EACH_OBJECT = 1 << 20  # of KV caches most are larger; the table is larger for many small ones
 _POLICIES: dict[str, type[EvictionPolicy]] = {"return-rate": ReturnRate, "lru": Lru}
 
 
@@ -54,9 +58,13 @@ class Opened:
     """Of the devices."""
     members: tuple[Member | None, ...]
     """The devices as they were found, in the pool's order; None where one is missing."""
+    presence: SharedTable | None
+    """What clients read instead of asking, where there is one."""
 
     def close(self) -> None:
         """Give the devices and the RAM tier back. The catalog closes itself."""
+        if self.presence is not None:
+            self.presence.close()
         if self.ram_files is not None:
             self.ram_files.close()
         self.pool.close()
@@ -133,7 +141,18 @@ def _load(
     if dirty:
         log.warning("%d of the lost objects were in no backend yet", dirty)
     members = tuple(None if device.missing else member_at(device.path) for device in pool.devices)
-    return Opened(pool, catalog, ram_files, cache, blocks, members)
+    return Opened(pool, catalog, ram_files, cache, blocks, members, _published(config, cache))
+
+
+def _published(config: Config, cache: Cache) -> SharedTable | None:
+    if config.wire_version < WIRE_2_2:
+        return None
+    in_pools = sum(pool.blocks.total_bytes for pool in cache.pools.values()) // _BYTES_FOR_EACH_OBJECT
+    expected = min(max(2 * len(cache), in_pools), config.max_objects)
+    table = presence_table.made(presence_table.geometry_for(expected, config.presence_table_size))
+    if table is not None:
+        cache.publish(PresenceWords(table.view))
+    return table
 
 
 def _end_of_chunks(records: dict[str, bytes], holds: Sequence[AddHold], index: int) -> int:

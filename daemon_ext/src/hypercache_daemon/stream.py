@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import socket
+from array import array
 
 import trio
 
@@ -61,6 +62,19 @@ class Stream:
             while sent < len(view):
                 await trio.lowlevel.wait_writable(self._descriptor())
                 sent += self.send_now(view[sent:])
+
+    async def send_enclosing(self, data: bytes, descriptor: int) -> None:
+        """Send everything, and with its first byte the descriptor.
+
+        Raises:
+            trio.BrokenResourceError, trio.ClosedResourceError: as for `receive`.
+        """
+        enclosed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))
+        try:
+            sent = await self._socket.sendmsg([data], [enclosed])
+        except OSError as error:  # also where too many descriptors are on their way to this user
+            raise trio.BrokenResourceError from error
+        await self.send_all(data[sent:])
 
     def stop_receiving(self) -> None:
         """Take nothing more: what has arrived can still be received and then comes the end. What the peer

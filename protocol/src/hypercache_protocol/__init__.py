@@ -14,7 +14,7 @@ from .session import (
     Session,
 )
 from .states import SyncStatus
-from .versions import WIRE_1_0, WIRE_1_1, WIRE_2_0, WIRE_2_1, WireVersion
+from .versions import WIRE_1_0, WIRE_1_1, WIRE_2_0, WIRE_2_1, WIRE_2_2, WireVersion
 
 __all__ = [
     "CHUNK_SIZE",
@@ -23,6 +23,7 @@ __all__ = [
     "WIRE_1_1",
     "WIRE_2_0",
     "WIRE_2_1",
+    "WIRE_2_2",
     "ConnectionClosed",
     "ErrorCode",
     "Event",

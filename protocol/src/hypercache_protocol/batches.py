@@ -1,4 +1,4 @@
-"""Wire 2's own messages: the hello that begins it, and requests for many uris at once.
+"""Wire 2's own messages: the hello that begins it, requests for many uris at once, the presence table.
 
 Uris are sent as a prefix and the rest of each, so what they share is sent once. Each uri has a result of
 its own: a bit in a bitmap (bit i is the i-th uri; the lowest bit of a byte comes first), and where it was
@@ -14,7 +14,7 @@ from pydantic import FailFast, Field, StrictStr
 from .errors import ErrorCode
 from .fields import Count, Flag, Since, SizeBytes, StageId, TierField, Word
 from .messages import Message, Reply, Request, known_code
-from .versions import WIRE_2_0, WIRE_2_1, WireVersion
+from .versions import WIRE_2_0, WIRE_2_1, WIRE_2_2, WireVersion
 
 MAX_BATCH = 4096
 """The most uris that one request may name."""
@@ -193,9 +193,31 @@ class EvictedMany(Reply):
     errors: tuple[ItemError, ...] = ()
 
 
-BATCH_REPLIES: dict[type[Request], tuple[type[Reply], ...]] = {
+# -- the presence table --------------------------------------------------------------------------------
+
+
+class GetPresenceTable(Request):
+    """Give me the presence table (presence.py has its format)."""
+
+    since: ClassVar[WireVersion] = WIRE_2_2
+    action: ClassVar[str] = "get_presence_table"
+
+
+class PresenceTableReply(Reply):
+    """One descriptor comes with the first byte of this frame (SCM_RIGHTS): a sealed memfd that can only be
+    read, of the size that `table_format`, `seed` and `buckets` make. Without it there is no table."""
+
+    since: ClassVar[WireVersion] = WIRE_2_2
+    status: ClassVar[str] = "PRESENCE_TABLE"
+    table_format: Count
+    seed: Count
+    buckets: Count
+
+
+FRAMED_REPLIES: dict[type[Request], tuple[type[Reply], ...]] = {
     LocateMany: (LocatedMany,),
     StageMany: (StagedMany,),
     CommitMany: (CommittedMany,),
     EvictMany: (EvictedMany,),
+    GetPresenceTable: (PresenceTableReply,),
 }

@@ -19,8 +19,9 @@ WIRE_1_0 = WireVersion(1, 0)
 WIRE_1_1 = WireVersion(1, 1)
 WIRE_2_0 = WireVersion(2, 0)
 WIRE_2_1 = WireVersion(2, 1)
+WIRE_2_2 = WireVersion(2, 2)
 
-RELEASED = (WIRE_1_0, WIRE_1_1, WIRE_2_0, WIRE_2_1)
+RELEASED = (WIRE_1_0, WIRE_1_1, WIRE_2_0, WIRE_2_1, WIRE_2_2)
 LATEST = RELEASED[-1]
 
 # What a version can do beyond the one before it, in the words a ping reply carries.
@@ -29,6 +30,7 @@ FEATURES: dict[WireVersion, frozenset[str]] = {
     WIRE_1_1: frozenset({"local_only", "chunk_checksums", "stage_id", "sync_status", "generation"}),
     WIRE_2_0: frozenset({"frames", "batches"}),
     WIRE_2_1: frozenset({"unless_stored"}),
+    WIRE_2_2: frozenset({"presence_table"}),
 }
 
 

@@ -25,6 +25,7 @@ from .extents import Extent, packed, rounded_up
 from .object_table import ObjectTable
 from .objects import Hold, NoRoom, NoSpace, StagedWrite, StoredObject, allocated_bytes, packed_checksums
 from .pool import Pool
+from .presence import PresenceWords
 from .records import heads_of, in_tier
 from .tally import Tally
 
@@ -390,6 +391,12 @@ class Cache:
             parked = self._parked.pop(stored.generation, None)
             if parked is not None:
                 self.pools[parked.tier].unpark(parked)
+
+    # -- what clients see without asking ---------------------------------------------------------------
+
+    def publish(self, words: PresenceWords) -> None:
+        """Keep in `words`, which are empty yet, which objects are here from now on."""
+        self._objects.publish(words)
 
     # -- loading the catalog ---------------------------------------------------------------------------
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+import numpy as np
+
 from hypercache_protocol.states import SyncStatus
 
 from .objects import StoredObject
-from .records import state_of, stored_of
+from .presence import PresenceWords
+from .records import has_checksums, state_of, stored_of
 
 
 class ObjectTable:
@@ -20,6 +23,7 @@ class ObjectTable:
 
     def __init__(self) -> None:
         self._objects: dict[str, StoredObject | bytes] = {}
+        self._published: PresenceWords | None = None
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -32,6 +36,15 @@ class ObjectTable:
         """Take all objects of a catalog, in place of what was there. The dict itself becomes the table: a
         copy would be as large again."""
         self._objects = cast("dict[str, StoredObject | bytes]", records)
+
+    def publish(self, words: PresenceWords) -> None:
+        """Keep in `words`, which are empty yet, which objects are here from now on."""
+        has = (
+            has_checksums(found) if isinstance(found, bytes) else found.is_verifiable
+            for found in self._objects.values()
+        )
+        words.load(list(self._objects), np.fromiter(has, np.bool_, len(self._objects)))
+        self._published = words
 
     def get(self, uri: str) -> StoredObject | None:
         """The object of this uri."""
@@ -55,12 +68,16 @@ class ObjectTable:
 
     def put(self, stored: StoredObject) -> None:
         """`stored` in the place of the object with its uri, if there is one."""
+        if self._published is not None:
+            self._published.change(stored.uri, _has_checksums(self.peek(stored.uri)), stored.is_verifiable)
         self._objects[stored.uri] = stored
 
     def pop(self, uri: str) -> StoredObject | None:
         """The object of this uri, which is no longer here."""
         stored = self.get(uri)
         self._objects.pop(uri, None)
+        if self._published is not None:
+            self._published.change(uri, _has_checksums(stored), None)
         return stored
 
     def hand_over(self, uri: str, to: ObjectTable) -> None:
@@ -79,3 +96,7 @@ class ObjectTable:
             for uri, found in self._objects.items()
             if (state_of(found) if isinstance(found, bytes) else found.state) is state
         ]
+
+
+def _has_checksums(stored: StoredObject | None) -> bool | None:
+    return None if stored is None else stored.is_verifiable

@@ -43,6 +43,11 @@ class StoredObject:
         return None if self.packed_checksums is None else tuple(array("I", self.packed_checksums))
 
     @property
+    def is_verifiable(self) -> bool:
+        """Whether it has checksums."""
+        return self.packed_checksums is not None
+
+    @property
     def announced(self) -> SyncStatus:
         if self.announce_committed and self.state is SyncStatus.LOCAL_ONLY:
             return SyncStatus.COMMITTED

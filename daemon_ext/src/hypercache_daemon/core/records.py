@@ -40,6 +40,8 @@ _HEAD_COLUMNS = np.dtype(
 )
 _STATE_AT = 16
 _TIER_AT = 17
+_CHECKSUMS_AT = 24
+_NO_CHECKSUMS_BYTES = struct.pack("<i", _NO_CHECKSUMS)
 
 Heads = npt.NDArray[np.void]
 """One head for each record."""
@@ -82,6 +84,11 @@ def stored_of(uri: str, record: bytes) -> StoredObject:
 def state_of(record: bytes) -> SyncStatus:
     """The state alone."""
     return STATES[record[_STATE_AT]]
+
+
+def has_checksums(record: bytes) -> bool:
+    """Whether the object has checksums."""
+    return record[_CHECKSUMS_AT : _HEAD.size] != _NO_CHECKSUMS_BYTES
 
 
 def of_tier(records: Mapping[str, bytes], tier: Tier) -> list[StoredObject]:

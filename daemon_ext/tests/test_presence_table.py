@@ -1,0 +1,196 @@
+"""The presence table as a client gets it: over the socket, sealed, and always as the daemon's objects are."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgpack
+import pytest
+import trio
+from daemon_harness import DEADLINE_S, Daemon, line, pattern, running, sums_of
+from frames import HELLO, framed
+
+from hypercache_daemon import presence_table
+from hypercache_daemon.presence_table import geometry_for
+from hypercache_protocol.presence import Geometry, Presence, TableView
+
+
+def read_table(daemon: Daemon) -> tuple[str, dict[str, int], list[int]]:
+    """The reply's word and fields, and the descriptors that came with it. Blocks."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(DEADLINE_S)
+        client.connect(str(daemon.config.socket))
+        client.sendall(line("hello", **HELLO))
+        hello = b""
+        while not hello.endswith(b"\n"):
+            hello += client.recv(1)
+        body = msgpack.packb([1, "get_presence_table", {}])
+        client.sendall(struct.pack(">I", len(body)) + body)
+        data, descriptors, _, _ = socket.recv_fds(client, 65536, 8)
+        while len(data) < 4 + struct.unpack_from(">I", data)[0]:
+            data += client.recv(65536)
+    _, word, fields = msgpack.unpackb(data[4:])
+    return word, fields, descriptors
+
+
+class Reader:
+    """A client's view of the table."""
+
+    def __init__(self, fields: dict[str, int], descriptor: int) -> None:
+        assert fields["table_format"] == 1
+        geometry = Geometry(fields["seed"], fields["buckets"])
+        self.descriptor = descriptor
+        memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size, prot=mmap.PROT_READ)
+        self.view = TableView(memoryview(memory), geometry)
+
+    def __call__(self, *uris: str) -> list[str]:
+        return [Presence(state).name for state in self.view.look_up(uris)]
+
+
+@contextmanager
+def closing_all(descriptors: list[int]) -> Iterator[int]:
+    try:
+        assert len(descriptors) == 1
+        yield descriptors[0]
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+async def test_it_follows_everything_that_happens_to_an_object(short_dir: Path) -> None:
+    data = pattern(1, 5000)
+    sums = {"local_only": True, "chunk_checksums": sums_of(data)}
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        await client.store("a", data, sums)
+        _, fields, descriptors = await trio.to_thread.run_sync(read_table, daemon)
+        with closing_all(descriptors) as descriptor:
+            sees = Reader(fields, descriptor)
+            assert sees("a", "b") == ["VERIFIABLE", "ABSENT"]
+            await client.stage("b", data)
+            assert sees("b") == ["ABSENT"]
+            await client.ask("commit_write", uri="b", local_only=True)
+            assert sees("a", "b") == ["VERIFIABLE", "UNVERIFIABLE"]
+            await client.store("b", data, sums)
+            assert sees("b") == ["VERIFIABLE"]
+            await client.ask("pin", uri="a", pinned=True)
+            assert sees("a") == ["VERIFIABLE"]
+            await client.ask("evict", uri="b")
+            assert sees("a", "b") == ["VERIFIABLE", "ABSENT"]
+            daemon.parts.store.cache.withhold("a")
+            assert sees("a") == ["ABSENT"]
+            daemon.parts.store.cache.give_back("a")
+            assert sees("a") == ["VERIFIABLE"]
+            await client.ask("purge")
+            assert sees("a") == ["ABSENT"]
+
+
+async def test_what_was_stored_before_a_restart_is_in_the_new_table(short_dir: Path) -> None:
+    data = pattern(1, 5000)
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        await client.store("a", data, {"local_only": True, "chunk_checksums": sums_of(data)})
+        await client.store("b", data)
+        _, before, descriptors = await trio.to_thread.run_sync(read_table, daemon)
+        with closing_all(descriptors):
+            pass
+    async with running(short_dir) as daemon:
+        _, fields, descriptors = await trio.to_thread.run_sync(read_table, daemon)
+        with closing_all(descriptors) as descriptor:
+            assert Reader(fields, descriptor)("a", "b", "c") == ["VERIFIABLE", "UNVERIFIABLE", "ABSENT"]
+    assert before["seed"] != fields["seed"]
+
+
+async def test_nobody_who_gets_it_can_change_it(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        _, _, descriptors = await trio.to_thread.run_sync(read_table, daemon)
+        with closing_all(descriptors) as descriptor:
+            size_bytes = os.fstat(descriptor).st_size
+            with pytest.raises(PermissionError):
+                os.pwrite(descriptor, b"x", 0)
+            with pytest.raises(PermissionError):
+                mmap.mmap(descriptor, size_bytes)
+            for other in (size_bytes - 1, size_bytes + 1):
+                with pytest.raises(PermissionError):
+                    os.ftruncate(descriptor, other)
+            with pytest.raises(PermissionError):
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+            again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+            try:
+                with pytest.raises(PermissionError):
+                    mmap.mmap(again, size_bytes)
+            finally:
+                os.close(again)
+
+
+@pytest.mark.parametrize("asked_before", [0, 40])
+async def test_the_descriptor_comes_with_its_own_reply_among_others(
+    short_dir: Path, asked_before: int
+) -> None:
+    async with running(short_dir) as daemon:
+        client = await framed(daemon)
+        pings = [await client.send("ping") for _ in range(asked_before)]
+        table = await client.send("get_presence_table")
+        last = await client.send("ping")
+        for request_id in (*pings, last):
+            assert (await client.reply(request_id))["status"] == "PONG"
+        assert (await client.reply(table))["status"] == "PRESENCE_TABLE"
+
+
+async def test_without_a_table_a_client_is_told_to_ask(short_dir: Path) -> None:
+    async with running(short_dir, presence_table_size=0) as daemon:
+        client = await framed(daemon)
+        reply = await client.ask("get_presence_table")
+        assert reply == {
+            "status": "ERROR",
+            "error_code": "UNAVAILABLE",
+            "error_message": "this daemon has no presence table: ask with locate_many",
+        }
+
+
+async def test_a_machine_that_cannot_make_one_serves_without(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(presence_table, "_SEALS", 1 << 20)  # as on a kernel that knows no such seal
+    async with running(short_dir) as daemon:
+        client = await framed(daemon)
+        assert (await client.ask("get_presence_table"))["status"] == "ERROR"
+    assert "no presence table, so clients ask for each lookup" in caplog.text
+
+
+async def test_a_client_that_hangs_up_before_it_gets_the_table_costs_nobody_anything(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        for _ in range(20):
+            client = await framed(daemon)
+            await client.send("get_presence_table")
+            await client.aclose()
+        assert (await (await daemon.connect()).ask("ping"))["status"] == "PONG"
+
+
+@pytest.mark.parametrize(
+    ("objects", "most_bytes", "buckets"),
+    [
+        (0, 64 << 20, 1 << 13),
+        (1 << 14, 64 << 20, 1 << 13),
+        ((1 << 14) + 1, 64 << 20, 1 << 14),
+        (1_000_000, 64 << 20, 1 << 19),
+        (1 << 30, 64 << 20, 1 << 19),
+        (1 << 30, (64 << 20) + 4096, 1 << 20),
+        (0, 4096 + 64, 1),
+        (0, 4096 + 63, None),
+        (0, 0, None),
+    ],
+)
+def test_a_table_has_room_for_four_times_the_objects_within_the_limit(
+    objects: int, most_bytes: int, buckets: int | None
+) -> None:
+    geometry = geometry_for(objects, most_bytes)
+    assert (geometry and geometry.buckets) == buckets
+    assert geometry is None or geometry.size_bytes <= most_bytes

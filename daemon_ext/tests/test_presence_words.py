@@ -1,0 +1,96 @@
+"""What the presence table has, against a plain dict: also where many objects find no place in it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hypercache_daemon.core.extents import Extent, packed
+from hypercache_daemon.core.object_table import ObjectTable
+from hypercache_daemon.core.objects import StoredObject, packed_checksums
+from hypercache_daemon.core.presence import PresenceWords
+from hypercache_daemon.core.records import record_of
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.presence import Geometry, Presence, TableView
+from hypercache_protocol.states import SyncStatus
+
+URIS = [f"hypercache://a/{number}" for number in range(60)]
+
+
+def view(buckets: int) -> TableView:
+    geometry = Geometry(3, buckets)
+    return TableView(memoryview(bytearray(geometry.size_bytes)), geometry)
+
+
+def stored(uri: str, *, verifiable: bool) -> StoredObject:
+    sums = packed_checksums([1]) if verifiable else None
+    return StoredObject(uri, Tier.NVME, 1, packed([Extent(0, 0, 1)]), sums, 1, SyncStatus.LOCAL_ONLY)
+
+
+def states(objects: dict[str, bool]) -> list[int]:
+    told = {True: Presence.VERIFIABLE, False: Presence.UNVERIFIABLE, None: Presence.ABSENT}
+    return [told[objects.get(uri)] for uri in URIS]
+
+
+def agree(table: TableView, objects: dict[str, bool]) -> None:
+    """What it says is right, but for what it says itself that it has no place for."""
+    said, right = table.look_up(URIS), states(objects)
+    wrong = [said_one for said_one, right_one in zip(said, right, strict=True) if said_one != right_one]
+    assert wrong == [Presence.ABSENT] * table.unplaced
+    assert np.count_nonzero(table.buckets) + table.unplaced == len(objects)
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(URIS), st.sampled_from([True, False, None])), max_size=200)
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 8, 64])
+@given(loaded=st.dictionaries(st.sampled_from(URIS), st.booleans()), steps=STEPS)
+def test_it_has_what_the_object_table_has(
+    buckets: int, loaded: dict[str, bool], steps: list[tuple[str, bool | None]]
+) -> None:
+    objects = dict(loaded)
+    table, kept = view(buckets), ObjectTable()
+    kept.load({uri: record_of(stored(uri, verifiable=has)) for uri, has in loaded.items()})
+    kept.publish(PresenceWords(table))
+    agree(table, objects)
+    for uri, has in steps:
+        if has is None:
+            kept.pop(uri)
+            objects.pop(uri, None)
+        else:
+            kept.put(stored(uri, verifiable=has))
+            objects[uri] = has
+        agree(table, objects)
+
+
+def test_what_found_no_place_is_counted_until_it_goes() -> None:
+    table = view(1)
+    words = PresenceWords(table)
+    for uri in URIS[:10]:
+        words.change(uri, None, True)
+    assert table.unplaced == 2
+    words.change(URIS[9], True, None)
+    assert table.unplaced == 1
+    words.change(URIS[0], True, None)
+    assert (table.unplaced, table.look_up(URIS[:1])) == (1, [Presence.ABSENT])
+    words.change(URIS[8], True, None)
+    assert table.unplaced == 0
+
+
+def test_objects_that_were_made_of_their_records_are_published_too() -> None:
+    kept, table = ObjectTable(), view(64)
+    kept.load({uri: record_of(stored(uri, verifiable=True)) for uri in URIS})
+    kept.get(URIS[0])
+    kept.put(stored("other", verifiable=False))
+    kept.publish(PresenceWords(table))
+    assert table.look_up([URIS[0], "other"]) == [Presence.VERIFIABLE, Presence.UNVERIFIABLE]
+
+
+def test_of_many_hardly_any_finds_no_place_where_a_quarter_is_filled() -> None:
+    table = view(1 << 14)
+    uris = [f"hypercache://a/{number}" for number in range(1 << 15)]
+    PresenceWords(table).load(uris, np.ones(len(uris), np.bool_))
+    assert table.unplaced <= 1
+    assert set(table.look_up(uris)) == {Presence.VERIFIABLE}
