@@ -81,7 +81,7 @@ async def test_a_hello_is_told_what_the_daemon_speaks_takes_and_does_not_know(sh
         assert (reply["status"], reply["version"], reply["versions"]) == (
             "HELLO",
             "2.0",
-            ["1.0", "1.1", "2.0", "2.1"],
+            ["1.0", "1.1", "2.0", "2.1", "2.2"],
         )
         assert reply["unknown"] == ["9.9", "telepathy"]
         for name in ("instance_id", "daemon", "features"):
@@ -97,8 +97,8 @@ async def test_a_hello_for_a_version_that_does_not_exist_yet_gets_the_best_that_
 ) -> None:
     async with running(short_dir) as daemon:
         for versions, chosen in (
-            (["3.0"], "2.1"),
-            (["2.7"], "2.1"),
+            (["3.0"], "2.2"),
+            (["2.7"], "2.2"),
             (["2.0", "2.7"], "2.0"),
             (["9.0", "nonsense", "2.0"], "2.0"),
         ):

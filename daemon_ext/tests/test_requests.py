@@ -15,7 +15,7 @@ from hypercache_daemon.connection import ConnectionLimits
 from hypercache_daemon.core.objects import packed_checksums
 from hypercache_protocol.session import Limits
 
-EVERY_WIRE = pytest.mark.parametrize("wire", ["1.0", "1.1", "2.0", "2.1"])
+EVERY_WIRE = pytest.mark.parametrize("wire", ["1.0", "1.1", "2.0", "2.1", "2.2"])
 URI = "hypercache://a/b"
 TELEMETRY = {
     "event_type": "load",
@@ -197,7 +197,7 @@ async def test_get_status_counts_what_happened(short_dir: Path) -> None:
         assert (nvme["pinned_bytes"], nvme["dirty_bytes"]) == (MIB, MIB)
         assert status["requests"]["stage_write.WRITESTAGED"] == 3
         assert status["requests"]["locate.MISS"] == 1
-        assert status["wire"] == "2.1"
+        assert status["wire"] == "2.2"
         assert status["catalog"]["transactions"] >= 5
 
 
