@@ -30,7 +30,6 @@ from hypercache_connector.completions import Completion
 from hypercache_protocol import (
     NEED_DATA,
     WIRE_1_1,
-    WIRE_2_1,
     ErrorCode,
     RequestReceived,
     RequestRejected,
@@ -76,7 +75,7 @@ from hypercache_protocol.messages import (
     WriteStatusReply,
 )
 from hypercache_protocol.negotiation import choose, spoken
-from hypercache_protocol.versions import features_of
+from hypercache_protocol.versions import LATEST, features_of
 
 # The suites beside the tests are packages; test files are imported one by one.
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -569,7 +568,7 @@ def scripted(folder: Path) -> Iterator[ScriptedDaemon]:
 @pytest.fixture
 def scripted2(folder: Path) -> Iterator[ScriptedDaemon]:
     """A scripted daemon of wire 2 that behaves well until told otherwise."""
-    daemon = ScriptedDaemon(folder, wire=WIRE_2_1)
+    daemon = ScriptedDaemon(folder, wire=LATEST)
     yield daemon
     daemon.thaw()
     daemon.stop()

@@ -43,7 +43,9 @@ def test_a_word_is_found_in_every_place_of_both_its_buckets(bucket: int, place: 
     view = table(Geometry(seed=1, buckets=1 << 10))
     (word,) = words_of(["a"], 1)
     view.buckets[places(np.array([word]), 1 << 10)[bucket], place] = word
-    assert view.look_up(["a", "b"]) == [Presence.VERIFIABLE, Presence.ABSENT]
+    states = view.look_up(["a", "b"])
+    assert states == [Presence.VERIFIABLE, Presence.ABSENT]
+    assert set(map(type, states)) == {int}
 
 
 def test_an_object_without_checksums_is_told_apart() -> None:

@@ -17,8 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import chain, compress
-from operator import not_
+from itertools import chain
 from typing import Any
 
 from typing_extensions import assert_never
@@ -32,7 +31,7 @@ from .direct_io import Buffer
 from .engine import LOAD_NEEDS, Engine, close_engine, count, open_engine, report, require_home
 from .keys import UriMapping
 from .lookup_lane import MOST_KEYS, LookupLane
-from .outcomes import Outcome, by_name, logger, which_are_good
+from .outcomes import Outcome, logger, reasons, which_are_good
 from .start_check import check_devices
 from .storing import store
 from .transfers import delete, load, lookup
@@ -131,8 +130,11 @@ class HyperCacheConnector:
         """Each result that was not taken yet, as (id, ok, error, booleans or None); what made the descriptor
         readable is dealt with."""
         require_home(self._engine, "connector")
-        self._lane.take()
-        return self._completions.drain()
+        taken = [] if self._lane.is_waiting else self._completions.drain()
+        if not taken:  # else what made the descriptor readable is dealt with, or keeps it so
+            self._lane.take()
+            taken = self._completions.drain()
+        return taken
 
     def close(self) -> None:
         """Stop, from any thread and any number of times; nothing touches a buffer afterwards.
@@ -157,6 +159,7 @@ class HyperCacheConnector:
         require_home(self._engine, "connector")
         status = report(self._engine)
         status["daemon"]["lookup_lane_open"] = self._lane.is_open
+        status["daemon"]["presence_table"] = self._lane.has_table
         waiting = {kind.value: queue.waiting for kind, queue in self._queues.items()}
         return {**status, "waiting": waiting, "pending": self._completions.pending}
 
@@ -262,8 +265,7 @@ def _completion(operation: Operation, outcomes: Sequence[Outcome], *, failed: bo
     """What LMCache is told: a set's booleans are not asked for, a lookup's count only beside a true `ok`,
     and a key that was absent is deleted as well as one that was not."""
     good = which_are_good(outcomes)
-    reasons = by_name(compress(outcomes, map(not_, good)))
-    error = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
+    error = reasons(outcomes)
     match operation.kind:
         case Kind.SET:
             return Completion(operation.future_id, all(good) and not failed, error, None)

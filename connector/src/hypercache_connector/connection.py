@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import select
 import socket
 import threading
@@ -34,7 +35,14 @@ from hypercache_protocol import (
     Session,
     WireVersion,
 )
-from hypercache_protocol.batches import Hello, HelloLimits, HelloReply, LocatedMany
+from hypercache_protocol.batches import (
+    GetPresenceTable,
+    Hello,
+    HelloLimits,
+    HelloReply,
+    LocatedMany,
+    PresenceTableReply,
+)
 from hypercache_protocol.layout import bit_array
 from hypercache_protocol.messages import Locate, Ping, PongReply, Reply, Request, StageWrite
 from hypercache_protocol.negotiation import parsed, spoken
@@ -51,7 +59,8 @@ from .batching import (
     unless_stored_batches,
 )
 from .layouts import Answer, doubt_about, refusal
-from .outcomes import Outcome
+from .outcomes import Outcome, logger
+from .presence import PresenceTable, UnusableTable
 
 _T = TypeVar("_T")
 
@@ -60,6 +69,7 @@ _OWN_VERSION = distribution_version("hypercache-ext")  # once: it reads files
 WINDOW_REQUESTS = 64
 WINDOW_BYTES = 64 * 1024
 _RECEIVE_BYTES = 64 * 1024
+_MOST_ENCLOSED = 4
 _RETRY_CONNECT_S = 0.01
 _DEAD = (errno.EPIPE, errno.ECONNRESET)
 
@@ -109,6 +119,7 @@ class Connection:
         self._socket = _connected(socket_path, deadline, stop)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
+        self._enclosed: list[int] | None = None  # descriptors that came with what is awaited
         self.instance_id: str | None = None
         self.features: frozenset[str] = frozenset()
         self.wire = WIRE_1_0
@@ -186,6 +197,26 @@ class Connection:
         assert limits is not None  # what the feature is for are batches, and those are in frames
         return self._in_batches(list(unless_stored_batches(requests, limits)), deadline, staged_or_stored)
 
+    def presence_table(self, deadline: float) -> PresenceTable | None:
+        """The daemon's table, where it has that feature and gives one that can be used.
+
+        Raises:
+            DaemonUnavailable: as for `exchange`.
+        """
+        self._enclosed = []
+        try:
+            (reply,) = self._pipelined([GetPresenceTable()], deadline)
+            if not isinstance(reply, PresenceTableReply) or len(self._enclosed) != 1:
+                return None  # it says that it has none, or something between the two let it fall
+            return PresenceTable(reply, self._enclosed[0])
+        except UnusableTable as error:
+            logger.warning("the daemon's presence table is not used: %s", error)
+            return None
+        finally:
+            for descriptor in self._enclosed:
+                os.close(descriptor)
+            self._enclosed = None
+
     def _in_batches(
         self, batches: Sequence[Batch], deadline: float, split: Callable[[Batch, Reply], list[_T]]
     ) -> list[_T]:
@@ -200,6 +231,15 @@ class Connection:
     def is_out_of_step(self) -> bool:
         """Whether the idle connection is dead, or holds bytes that nobody asked for."""
         return bool(self._poll.poll(0))
+
+    def is_hung_up(self) -> bool:
+        """Whether the daemon closed it, or this side did."""
+        descriptor = self._socket.fileno()
+        if descriptor < 0:
+            return True
+        poll = select.poll()  # a new one: any thread may ask, and each serves one at a time
+        poll.register(descriptor, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def interrupt(self) -> None:
         """Make a running exchange fail at once."""
@@ -325,7 +365,13 @@ class Connection:
 
     def _received(self) -> bytes | None:
         try:
-            return self._socket.recv(_RECEIVE_BYTES)
+            if self._enclosed is None:  # whatever else comes enclosed the kernel throws away
+                return self._socket.recv(_RECEIVE_BYTES)
+            data, descriptors, _, _ = socket.recv_fds(
+                self._socket, _RECEIVE_BYTES, _MOST_ENCLOSED, socket.MSG_CMSG_CLOEXEC
+            )
+            self._enclosed += descriptors
+            return data
         except BlockingIOError:
             return None
         except OSError as error:

@@ -219,7 +219,7 @@ def _state(reply: Answer) -> Outcome:
 def count(engine: Engine, group: str, outcomes: Sequence[Outcome]) -> None:
     """Count what came of each key of a lookup or load, and say in the log what unverifiable ones may be."""
     counted = engine.counters.add_outcomes(group, outcomes)
-    unverifiable = sum(counted.get(outcome.value, 0) for outcome in _UNVERIFIABLE)
+    unverifiable = sum(counted.get(outcome, 0) for outcome in _UNVERIFIABLE)
     if unverifiable:
         advice = "; those that were sealed can be loaded with 'seal_for_old_daemons'"
         engine.log.note(

@@ -14,9 +14,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import quote
 
-from .prefixes import shared_prefix
+from .prefixes import shared_prefix, shared_up_to
 
 MAPPING_VERSION = 1
 MAX_NAMESPACE_BYTES = 512
@@ -49,11 +50,12 @@ class UriMapping:
     def split(self, keys: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """The same as what all of them begin with and the rest of each."""
         # Each character is encoded by itself, so a key may be cut anywhere. What LMCache's keys of one batch
-        # don't share are hashes, which stay as they are.
-        shared, rests = shared_prefix(keys)
-        prefix = self._plain + _encoded(shared)
-        longest = len(prefix) + max(map(len, rests), default=0)
-        if longest > _LONGEST_URI_BYTES or not _stays_as_it_is("".join(rests)):
+        # don't share are hashes, which stay as they are, and mostly the last part.
+        shared, rests = shared_up_to("@", keys) or shared_prefix(keys)
+        prefix, together = self._plain + _encoded_again(shared), "".join(rests)
+        # Not even all of them together are too long, mostly.
+        longest = together if len(prefix) + len(together) <= _LONGEST_URI_BYTES else max(rests, key=len)
+        if len(prefix) + len(longest) > _LONGEST_URI_BYTES or not _stays_as_it_is(together):
             return shared_prefix([self.uri(key) for key in keys])
         return prefix, rests
 
@@ -68,6 +70,10 @@ def _encoded(text: str) -> str:
     if text.isascii():
         return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", text)
     return quote(_utf8(text), safe="@")
+
+
+_encoded_again = lru_cache(maxsize=64)(_encoded)
+"""For what the keys of one batch share, and mostly those of the next."""
 
 
 def _utf8(text: str) -> bytes:

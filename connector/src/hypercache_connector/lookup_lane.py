@@ -1,4 +1,5 @@
-"""The short way of a lookup: asked in the thread that submits it, answered in the one that drains.
+"""The short way of a lookup: looked up in the daemon's presence table, or asked in the thread that submits it
+and answered in the one that drains.
 
 To hand a lookup to a thread and its result back costs more than the daemon's answer to it.
 
@@ -11,6 +12,7 @@ Rules:
    since nobody may have drained.
 4. Callbacks are called without the lane's lock.
 5. A forked child touches neither the lane's connection nor `ready`: both are its parent's.
+6. The table is as good as the connection that it came over, and no longer.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from hypercache_protocol.messages import Reply
 from .client import Client
 from .connection import Connection, DaemonUnavailable, Posted
 from .outcomes import Outcome, logger
+from .presence import PresenceTable
 
 T = TypeVar("T")
 
@@ -76,6 +79,7 @@ class LookupLane(Generic[T]):
         self._handed_back = handed_back
         self._lock = threading.Lock()
         self._connection: Connection | None = None
+        self._table: PresenceTable | None = None
         self._unsent = bytearray()
         self._waiting: dict[int, _Waiting[T]] = {}  # by request id, oldest first
         self._closed = threading.Event()
@@ -90,6 +94,16 @@ class LookupLane(Generic[T]):
         """Whether there is a connection."""
         return self._connection is not None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are lookups in it."""
+        return bool(self._waiting)
+
+    @property
+    def has_table(self) -> bool:
+        """Whether lookups need no exchange."""
+        return self._table is not None
+
     def open(self, needs: frozenset[str]) -> None:
         """Take a connection from the client, unless there is one or the daemon speaks no frames.
 
@@ -103,13 +117,14 @@ class LookupLane(Generic[T]):
             return
         try:
             connection = self._client.borrow(needs=needs)
+            table = self._table_over(connection)
         except DaemonUnavailable as error:
             logger.debug("the lookup lane stays closed: %s", error)
             return
         with self._lock:
             usable = connection.max_in_flight and not self.is_open and not self._closed.is_set()
             if usable:
-                self._connection = connection
+                self._connection, self._table = connection, table
                 try:
                     self._ready.register(connection.fileno(), select.EPOLLIN)
                 except OSError as error:  # the machine watches as many descriptors as it may
@@ -117,27 +132,53 @@ class LookupLane(Generic[T]):
         if not usable:
             self._client.give_back(connection)
 
+    def _table_over(self, connection: Connection) -> PresenceTable | None:
+        if "presence_table" not in connection.features:
+            return None
+        try:
+            return connection.presence_table(time.monotonic() + self._timeout_s)
+        except DaemonUnavailable:
+            self._client.discard(connection)
+            raise
+
     def ask(self, task: T) -> bool:
-        """Ask the daemon; False where `task` must go the ordinary way."""
+        """Look it up or ask the daemon; False where `task` must go the ordinary way."""
         if self._connection is None or not self._is_at_home():
             return False
+        left: list[_Waiting[T]] = []
+        try:
+            outcomes = self._from_table(task)
+            if outcomes is None:
+                return self._posted(task)
+        except LocalProtocolError:  # the ordinary way says what is wrong
+            return False
+        except Exception as error:  # noqa: BLE001 - boundary: nothing may be raised into LMCache
+            with self._lock:
+                left = self._fall(error)
+            self._hand_back(left)
+            return False
+        self._answered(task, outcomes)
+        return True
+
+    def _from_table(self, task: T) -> list[Outcome] | None:
+        table, connection = self._table, self._connection
+        if table is None or connection is None or self._client.breaker_open:
+            return None
+        if not self._client.is_current(connection) or connection.is_hung_up():
+            return None
+        return table.look_up(*self._uris(task))
+
+    def _posted(self, task: T) -> bool:
         with self._lock:
             connection = self._connection
             if connection is None or not self._has_room(connection):
                 return False
-            try:
-                posted = connection.post_lookup(*self._uris(task))
-                if posted is None:
-                    return False
-                self._send(connection, posted.data)
-                self._waiting[posted.request_id] = _Waiting(task, posted, time.monotonic() + self._timeout_s)
-                return True
-            except LocalProtocolError:  # the ordinary way says what is wrong
+            posted = connection.post_lookup(*self._uris(task))
+            if posted is None:
                 return False
-            except Exception as error:  # noqa: BLE001 - boundary: nothing may be raised into LMCache
-                left = self._fall(error)
-        self._hand_back(left)
-        return False
+            self._send(connection, posted.data)
+            self._waiting[posted.request_id] = _Waiting(task, posted, time.monotonic() + self._timeout_s)
+            return True
 
     def take(self) -> None:
         """Send what could not be sent before, and tell what has been answered by now."""
@@ -202,6 +243,7 @@ class LookupLane(Generic[T]):
         if isinstance(why, Exception) and not isinstance(why, DaemonUnavailable):
             logger.error("the lookup lane has a fault", exc_info=why)
         connection, self._connection = self._connection, None
+        self._table = None
         left = list(self._waiting.values())
         self._waiting.clear()
         self._unsent.clear()

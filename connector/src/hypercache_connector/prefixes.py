@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 
 def shared_prefix(texts: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """What all of them begin with, and the rest of each."""
     cut = _shared_length(min(texts), max(texts)) if texts else 0
     return texts[0][:cut] if texts else "", tuple([text[cut:] for text in texts])
+
+
+def shared_up_to(separator: str, texts: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """The first text up to its last `separator`, and the rest of each; None where not all begin with that.
+    Found more quickly than by `shared_prefix`, and as good where the texts differ behind it only."""
+    cut = texts[0].rfind(separator) + 1 if texts else 0
+    prefix = texts[0][:cut] if cut else ""
+    if not cut or not all(map(str.startswith, texts, repeat(prefix))):
+        return None
+    return prefix, tuple([text[cut:] for text in texts])
 
 
 def _shared_length(one: str, other: str) -> int:

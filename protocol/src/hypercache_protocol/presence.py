@@ -44,6 +44,9 @@ class Presence(IntEnum):
     ABSENT = 2
 
 
+_ABSENT = np.uint64(Presence.ABSENT)
+
+
 @dataclass(frozen=True)
 class Geometry:
     """The shape of a table.
@@ -107,6 +110,6 @@ class TableView:
         columns = rows.T.reshape(2 * BUCKET_WORDS, -1)
         columns ^= words
         # The same word leaves 0, one without checksums 1, and any other, or an empty place, a large number.
-        nearest = np.minimum(columns.min(axis=0), Presence.ABSENT)
+        nearest = np.minimum(columns.min(axis=0), _ABSENT)
         states: list[int] = nearest.tolist()
         return states
