@@ -56,7 +56,7 @@ def outcomes(report: Json) -> dict[str, str]:
 # -- sound daemons -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wire", ["1.0", "1.1", "2.0", "2.1"])
+@pytest.mark.parametrize("wire", ["1.0", "1.1", "2.0", "2.1", "2.2"])
 def test_a_sound_daemon_passes_and_what_came_later_than_its_wire_is_not_offered(
     wire: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

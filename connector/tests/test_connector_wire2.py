@@ -20,6 +20,7 @@ from hypercache_protocol import (
     WIRE_1_1,
     WIRE_2_0,
     WIRE_2_1,
+    WIRE_2_2,
     ErrorCode,
     LocalProtocolError,
     SyncStatus,
@@ -52,6 +53,7 @@ from hypercache_protocol.messages import (
     Request,
     StageWrite,
 )
+from hypercache_protocol.versions import LATEST
 
 DEADLINE_S = 30.0
 MAPPING = UriMapping("test")
@@ -92,6 +94,15 @@ def failure(client: Client, requests: Sequence[Request]) -> Outcome:
 
 # -- the hello -----------------------------------------------------------------------------------------------
 
+
+def in_version(hello: bytes, version: str) -> bytes:
+    """The answer to a hello, as of another version."""
+    assert LATEST_ON_WIRE in hello
+    return hello.replace(LATEST_ON_WIRE, b'"version":"%s"' % version.encode())
+
+
+LATEST_ON_WIRE = b'"version":"%s"' % str(LATEST).encode()
+
 ANSWERS: dict[str, Callable[[bytes], bytes | None]] = {
     "error": lambda _: b'{"status":"ERROR","error_message":"Unknown action"}\n',
     "error in other words": lambda _: b'{"status":"ERROR","error_message":"quoi?","error_code":"NOVEL"}\n',
@@ -99,9 +110,9 @@ ANSWERS: dict[str, Callable[[bytes], bytes | None]] = {
     "strange success": lambda _: b'{"status":"OK","hello":"world"}\n',
     "a pong": lambda _: b'{"status":"PONG"}\n',
     "half a hello": lambda _: b'{"status":"HELLO","version":"2.0"}\n',
-    "a hello of wire 3": lambda data: data.replace(b'"version":"2.1"', b'"version":"3.0"'),
-    "a hello of wire 1": lambda data: data.replace(b'"version":"2.1"', b'"version":"1.1"'),
-    "a hello of no wire": lambda data: data.replace(b'"version":"2.1"', b'"version":"two"'),
+    "a hello of wire 3": lambda data: in_version(data, "3.0"),
+    "a hello of wire 1": lambda data: in_version(data, "1.1"),
+    "a hello of no wire": lambda data: in_version(data, "two"),
     "no object": lambda _: b"[]\n",
     "no json": lambda _: b"\x00\xff\xfe!\n",
     "no line": lambda _: b"\x93\x01\x02",
@@ -132,13 +143,13 @@ def test_each_new_connection_asks_again_and_takes_up_an_upgrade_and_a_downgrade(
     scripted, make: MakeClient
 ) -> None:
     client = make(scripted.socket_path)
-    for wire in (WIRE_1_1, WIRE_2_0, WIRE_1_1, WIRE_2_1, WIRE_2_0):
+    for wire in (WIRE_1_1, WIRE_2_0, WIRE_1_1, WIRE_2_1, WIRE_2_2, WIRE_2_0):
         scripted.stop()
         scripted.wire = wire
         scripted.start()
         assert client.exchange(locates(2)) == [MissReply()] * 2
         assert client.wire == wire
-    assert scripted.counted()["locate_many"] == 3
+    assert scripted.counted()["locate_many"] == 4
     assert scripted.counted()["locate"] == 4
 
 
@@ -147,7 +158,7 @@ def test_a_kept_connection_says_hello_once_and_pings_never(scripted2, make: Make
     for _ in range(5):
         client.exchange(locates(2))
     assert scripted2.counted() == {"hello": 1, "locate_many": 5}
-    assert (client.instance_id, client.wire) == ("instance-1", WIRE_2_1)
+    assert (client.instance_id, client.wire) == ("instance-1", LATEST)
     assert {"batches", "chunk_checksums"} <= client.features
 
 

@@ -6,11 +6,13 @@ Add examples freely; an example whose file exists must never change.
 from __future__ import annotations
 
 from hypercache_protocol.batches import (
+    FRAMED_REPLIES,
     MAX_BATCH,
     CommitMany,
     CommittedMany,
     EvictedMany,
     EvictMany,
+    GetPresenceTable,
     Hello,
     HelloLimits,
     HelloReply,
@@ -18,6 +20,7 @@ from hypercache_protocol.batches import (
     LayoutColumns,
     LocatedMany,
     LocateMany,
+    PresenceTableReply,
     StagedMany,
     StageMany,
 )
@@ -271,6 +274,7 @@ REQUEST_EXAMPLES |= {
         checksum_counts=bytes.fromhex("02000000 01000000"),
         checksums=bytes.fromhex("00000000 ffffffff 01000000"),
     ),
+    ("get_presence_table", "plain"): GetPresenceTable(),
     ("evict_many", "plain"): EvictMany(suffixes=(URI,)),
     ("evict_many", "full"): EvictMany(prefix=_PREFIX, suffixes=("a", "b")),
 }
@@ -309,10 +313,8 @@ REPLY_EXAMPLES |= {
         sync_statuses=bytes.fromhex("04 01"),
         errors=_REFUSED,
     ),
+    ("get_presence_table", "plain"): PresenceTableReply(table_format=1, seed=(1 << 63) - 1, buckets=8192),
     ("evict_many", "plain"): EvictedMany(done=b"\xff\x01"),
     ("evict_many", "full"): EvictedMany(done=b"\x05", errors=_REFUSED),
-    **{
-        (action, "error"): _ERROR
-        for action in ("hello", "locate_many", "stage_many", "commit_many", "evict_many")
-    },
+    **{(action, "error"): _ERROR for action in ("hello", *(request.action for request in FRAMED_REPLIES))},
 }

@@ -225,6 +225,19 @@ def _many_keys(cell: ConnectorInCell) -> Seen:
     return cell.degraded(all(got), "stores", "lookups", "loads") if len(set(got)) == 1 else _mixed(got)
 
 
+def _seen_at_once(cell: ConnectorInCell) -> Seen:
+    """What others store and delete is seen by the next lookup, however lookups are answered."""
+    uri = cell.mapping.uri("seen")
+    got = []
+    with cell.meeting.daemon.connect() as raw:
+        for _ in range(4):  # the first ones are asked by a thread, later ones perhaps not at all
+            got.append(cell.store(["seen"], [100]) and cell.found(["seen"]) == [True])
+            raw.ask("evict", uri=uri)
+            if cell.found(["seen"]) != [False]:
+                return Seen(Verdict.FAILS, "what another client deleted is found")
+    return cell.degraded(all(got), "stores", "lookups") if len(set(got)) == 1 else _mixed(got)
+
+
 def _store_again(cell: ConnectorInCell) -> Seen:
     got = [cell.store(["again"], [size]) and cell.loaded(["again"], [size]) == [True] for size in (70, 9000)]
     return cell.degraded(all(got), "stores") if len(set(got)) == 1 else _mixed(got)
@@ -351,6 +364,7 @@ CONNECTOR_BEHAVIOURS: dict[str, Callable[[ConnectorInCell], Seen]] = {
     "ping, status and devices": _ping,
     "store, look up and load": _store_and_load,
     "200 keys at once": _many_keys,
+    "a lookup sees what others store and delete": _seen_at_once,
     "store another size under a key": _store_again,
     "what is stored is not written again": _stored_already,
     "delete": _delete,

@@ -1,4 +1,5 @@
-"""A relay between clients and a daemon: it passes on what both say, and can note or change it on the way.
+"""A relay between clients and a daemon: it passes on what both say, with the descriptors that go with it, and
+can note or change it on the way.
 
 Rules:
 1. Each connection has one thread a direction, so a peer that does not read holds up its own connection only.
@@ -22,6 +23,7 @@ from typing import Protocol
 
 FROM_CLIENT, FROM_DAEMON = "client", "daemon"
 _READ_BYTES = 65536
+_MOST_DESCRIPTORS = 16
 _RETRY_CONNECT_S = 0.01
 
 
@@ -163,11 +165,14 @@ class Relay:
             self._end(link, side, sink)
 
     def _pass_on(self, passage: Passage, side: str, source: socket.socket, sink: socket.socket) -> None:
+        enclosed: list[int] = []  # descriptors that wait for a byte to go with
         try:
-            while data := source.recv(_READ_BYTES):
-                sink.sendall(passage.passed(side, data))
+            while data := _receive(source, enclosed):
+                _send(sink, passage.passed(side, data), enclosed)
         except HangUp as end:
             sink.sendall(end.last)
+        finally:
+            _close_all(enclosed)
 
     def _end(self, link: _Link, side: str, sink: socket.socket) -> None:
         # A client that has said its last word may still read; without its daemon it has nothing left to do.
@@ -189,6 +194,25 @@ class _Link:
     passage: Passage
     running: set[str] = field(default_factory=lambda: {FROM_CLIENT, FROM_DAEMON})
     """The sides that may still say something; the last one closes."""
+
+
+def _receive(source: socket.socket, enclosed: list[int]) -> bytes:
+    data, descriptors, _, _ = socket.recv_fds(source, _READ_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    enclosed += descriptors
+    return data
+
+
+def _send(sink: socket.socket, data: bytes, enclosed: list[int]) -> None:
+    if data and enclosed:
+        sent = socket.send_fds(sink, [data], enclosed)
+        _close_all(enclosed)
+        data = data[sent:]
+    sink.sendall(data)
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 def _shut(peer: socket.socket) -> None:

@@ -26,6 +26,7 @@ FORMAT = 1
 HEADER_BYTES = 4096
 BUCKET_WORDS = 8
 _WORD_BYTES = 8
+HEADER_WORDS = HEADER_BYTES // _WORD_BYTES
 _MOST_BUCKETS = 1 << 31  # each half of a word names a bucket
 
 Words = npt.NDArray[np.uint64]
@@ -75,6 +76,11 @@ def words_of(uris: Sequence[str], seed: int) -> Words:
     return np.frombuffer(together, U64) | _TAKEN
 
 
+def word_of(uri: str, seed: int) -> int:
+    """The same for one uri, which is quicker."""
+    return int.from_bytes(xxhash.xxh3_64_digest(uri.encode(), seed), "little") | int(_TAKEN)
+
+
 def places(words: Words, buckets: int) -> npt.NDArray[np.int64]:
     """The numbers of the two buckets of each word: all the first ones, then all the second ones."""
     both = np.concatenate((words >> VERIFIABLE, words >> _SECOND))
@@ -94,7 +100,8 @@ class TableView:
         if len(memory) != geometry.size_bytes:
             raise ValueError(f"the table has {len(memory)} bytes, not {geometry.size_bytes}")
         self.geometry = geometry
-        self.header = np.frombuffer(memory, U64, HEADER_BYTES // _WORD_BYTES)
+        self.memory = memory
+        self.header = np.frombuffer(memory, U64, HEADER_WORDS)
         self.buckets = np.frombuffer(memory, U64, offset=HEADER_BYTES).reshape(-1, BUCKET_WORDS)
 
     @property

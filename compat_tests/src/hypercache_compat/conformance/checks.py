@@ -143,6 +143,13 @@ def store(connection: Connection, uri: str, size_bytes: int, **commit: Any) -> S
     return Stored(uri, staged, committed)
 
 
+def store_checked(connection: Connection, uri: str) -> None:
+    """A committed object of ODD_SIZE with checksums, which are not those of its bytes."""
+    chunks = stage(connection, uri, ODD_SIZE).chunk_layout
+    words = tuple(range(len(chunks)))
+    connection.get(CommitWrite(uri=uri, chunk_checksums=words, local_only=True), CommittedReply)
+
+
 def locate(connection: Connection, uri: str) -> HitReply:
     """The hit that a locate of `uri` must be."""
     return connection.get(Locate(uri=uri, auto_ingest=False), HitReply)

@@ -39,7 +39,18 @@ from hypercache_protocol.messages import (
 from hypercache_protocol.states import SyncStatus
 from hypercache_protocol.versions import WIRE_2_0, WIRE_2_1
 
-from .checks import ODD_SIZE, Bench, Check, check_apart, check_layout, check_places, locate, store, word
+from .checks import (
+    ODD_SIZE,
+    Bench,
+    Check,
+    check_apart,
+    check_layout,
+    check_places,
+    locate,
+    store,
+    store_checked,
+    word,
+)
 from .checks import stage as stage_one
 from .shell import CheckFailed, Connection, expect
 
@@ -181,18 +192,12 @@ def presence(bench: Bench) -> None:
     verifiable, unverifiable = {0, 4, 8}, {3, 10}
     lines = bench.connect()
     for index in verifiable:
-        _store_checked(lines, prefix + suffixes[index])
+        store_checked(lines, prefix + suffixes[index])
     for index in unverifiable:
         store(lines, prefix + suffixes[index], 10)
     reply = connection.get(LocateMany(prefix=prefix, suffixes=suffixes), LocatedMany)
     _same_places("present", _bits("present", reply.present, len(suffixes)), verifiable | unverifiable)
     _same_places("verifiable", _bits("verifiable", reply.verifiable, len(suffixes)), verifiable)
-
-
-def _store_checked(connection: Connection, uri: str) -> None:
-    chunks = stage_one(connection, uri, ODD_SIZE).chunk_layout
-    words = tuple(range(len(chunks)))
-    connection.get(CommitWrite(uri=uri, chunk_checksums=words, local_only=True), CommittedReply)
 
 
 def _same_places(name: str, flags: Sequence[bool], wanted: set[int]) -> None:
@@ -261,8 +266,8 @@ def unless_stored(bench: Bench) -> None:
     connection, _ = bench.connect_framed(WIRE_2_1)
     prefix, suffixes = _names(bench, 5)
     lines = bench.connect()
-    _store_checked(lines, prefix + suffixes[0])
-    _store_checked(lines, prefix + suffixes[1])
+    store_checked(lines, prefix + suffixes[0])
+    store_checked(lines, prefix + suffixes[1])
     store(lines, prefix + suffixes[2], ODD_SIZE)  # without checksums
     stage_one(lines, prefix + suffixes[3], ODD_SIZE)
     sizes = (ODD_SIZE, ODD_SIZE + 1, ODD_SIZE, ODD_SIZE, ODD_SIZE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import select
 import socket
 import termios
@@ -35,6 +36,7 @@ KEPT_BYTES = 4096
 
 _REPLY_LIMIT_BYTES = 64 * MIB
 _READ_BYTES = 65536
+_MOST_DESCRIPTORS = 16
 _LOOK_AGAIN_S = 0.0005
 
 
@@ -109,6 +111,7 @@ class Connection:
         self._lines = LineReader(_REPLY_LIMIT_BYTES)
         self._frames = FrameReader(_REPLY_LIMIT_BYTES)
         self._peeked: bytes | None = None
+        self._descriptors: list[int] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout_s)
         try:
@@ -199,7 +202,10 @@ class Connection:
             if left_s <= 0:
                 raise TimeoutError
             self._socket.settimeout(left_s)
-            data = self._socket.recv(_READ_BYTES)
+            data, descriptors, _, _ = socket.recv_fds(
+                self._socket, _READ_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+            self._descriptors += descriptors
         except ConnectionResetError:
             data = b""
         except TimeoutError:
@@ -318,7 +324,14 @@ class Connection:
         assert isinstance(event, ReplyReceived), event
         return Answer(event.request_id, event.reply, _fields_of(body, was_framed))
 
+    def take_descriptors(self) -> list[int]:
+        """What came enclosed since the last time; they are the caller's."""
+        taken, self._descriptors = self._descriptors, []
+        return taken
+
     def close(self) -> None:
+        for descriptor in self.take_descriptors():
+            os.close(descriptor)
         self._socket.close()
 
     def __enter__(self) -> Connection:

@@ -10,7 +10,19 @@ from enum import Enum
 from hypercache_protocol.negotiation import parsed, spoken
 from hypercache_protocol.versions import LATEST, RELEASED, WIRE_1_0, WIRE_1_1, WIRE_2_0, WireVersion
 
-from . import actions, additions, frames, hello, hostile, many, restarts, sessions, transport, writing
+from . import (
+    actions,
+    additions,
+    frames,
+    hello,
+    hostile,
+    many,
+    presence,
+    restarts,
+    sessions,
+    transport,
+    writing,
+)
 from .checks import Bench, Check, Offer, Restart
 from .shell import CheckFailed, Connection, Exchange, Fields, NotOffered, expect
 
@@ -24,6 +36,7 @@ CHECKS: tuple[Check, ...] = (
     *hostile.CHECKS,
     *sessions.CHECKS,
     *many.CHECKS,
+    *presence.CHECKS,
     *restarts.CHECKS,
 )
 

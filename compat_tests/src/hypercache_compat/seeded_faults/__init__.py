@@ -5,7 +5,19 @@ The modules are named as those of the conformance suite whose checks they are fo
 
 from __future__ import annotations
 
-from . import actions, additions, frames, hello, hostile, many, restarts, sessions, transport, writing
+from . import (
+    actions,
+    additions,
+    frames,
+    hello,
+    hostile,
+    many,
+    presence,
+    restarts,
+    sessions,
+    transport,
+    writing,
+)
 from .rules import Fault
 
 FAULTS: dict[str, Fault] = {
@@ -18,6 +30,7 @@ FAULTS: dict[str, Fault] = {
     **hostile.FAULTS,
     **sessions.FAULTS,
     **many.FAULTS,
+    **presence.FAULTS,
     **restarts.FAULTS,
 }
 """What is wrong -> how, and which check says so."""

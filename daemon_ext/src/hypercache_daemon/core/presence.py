@@ -13,7 +13,18 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hypercache_protocol.presence import BUCKET_WORDS, VERIFIABLE, TableView, places, words_of
+from hypercache_protocol.presence import (
+    BUCKET_WORDS,
+    HEADER_WORDS,
+    VERIFIABLE,
+    TableView,
+    places,
+    word_of,
+    words_of,
+)
+
+_UNPLACED = 0
+_EMPTY = 0
 
 
 class PresenceWords:
@@ -21,6 +32,9 @@ class PresenceWords:
 
     def __init__(self, table: TableView) -> None:
         self._table = table
+        # Python's own numbers: for one word at a time numpy's cost more than all else.
+        self._memory = table.memory.cast("B").cast("Q")
+        self._most = table.geometry.buckets - 1
         self._unplaced: Counter[int] = Counter()
 
     def load(self, uris: Sequence[str], verifiable: npt.NDArray[np.bool_]) -> None:
@@ -33,45 +47,43 @@ class PresenceWords:
         ranks = np.arange(len(words)) - np.searchsorted(firsts, firsts)
         fits = ranks < BUCKET_WORDS
         self._table.buckets[firsts[fits], ranks[fits]] = words[fits]
-        for word in words[~fits]:
+        for word in words[~fits].tolist():
             self._place(word)
 
     def change(self, uri: str, before: bool | None, now: bool | None) -> None:
         """What is under `uri`: an object with checksums (True) or without (False), or none."""
         if before is now:
             return
+        word = word_of(uri, self._table.geometry.seed)
         if now is not None:
-            self._place(self._word(uri, now))
+            self._place(word if now else word - 1)
         if before is not None:
-            self._remove(self._word(uri, before))
+            self._remove(word if before else word - 1)
 
-    def _word(self, uri: str, verifiable: bool) -> np.uint64:
-        (word,) = words_of((uri,), self._table.geometry.seed)
-        return np.uint64(word if verifiable else word & ~VERIFIABLE)
-
-    def _place(self, word: np.uint64) -> None:
-        place = self._found(word, np.uint64(0))
+    def _place(self, word: int) -> None:
+        place = self._found(word, _EMPTY)
         if place is not None:
-            self._table.buckets[place] = word
+            self._memory[place] = word
             return
-        self._unplaced[int(word)] += 1
+        self._unplaced[word] += 1
         self._count()
 
-    def _remove(self, word: np.uint64) -> None:
+    def _remove(self, word: int) -> None:
         place = self._found(word, word)
         if place is not None:
-            self._table.buckets[place] = 0
+            self._memory[place] = _EMPTY
             return
-        self._unplaced -= Counter({int(word): 1})
+        self._unplaced -= Counter({word: 1})
         self._count()
 
-    def _found(self, word: np.uint64, wanted: np.uint64) -> tuple[int, int] | None:
+    def _found(self, word: int, wanted: int) -> int | None:
         """The first place for `word` that holds `wanted`."""
-        for bucket in places(np.array([word]), self._table.geometry.buckets).tolist():
-            (there,) = np.nonzero(self._table.buckets[bucket] == wanted)
-            if len(there):
-                return bucket, int(there[0])
+        for bucket in (word >> 1 & self._most, word >> 32 & self._most):
+            start = HEADER_WORDS + BUCKET_WORDS * bucket
+            there = self._memory[start : start + BUCKET_WORDS].tolist()
+            if wanted in there:
+                return start + there.index(wanted)
         return None
 
     def _count(self) -> None:
-        self._table.header[0] = self._unplaced.total()
+        self._memory[_UNPLACED] = self._unplaced.total()
