@@ -7,14 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hypercache_daemon.core.allocator import Allocator
+from hypercache_daemon.core.cache import Cache, StageOptions, Times
+from hypercache_daemon.core.eviction import Lru
 from hypercache_daemon.core.extents import Extent, packed
 from hypercache_daemon.core.object_table import ObjectTable
-from hypercache_daemon.core.objects import StoredObject, packed_checksums
+from hypercache_daemon.core.objects import StagedWrite, StoredObject, packed_checksums
+from hypercache_daemon.core.pool import Pool
 from hypercache_daemon.core.presence import PresenceWords
 from hypercache_daemon.core.records import record_of
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.presence import Geometry, Presence, TableView
-from hypercache_protocol.states import SyncStatus
+from hypercache_protocol.states import StateEvent, SyncStatus
 
 URIS = [f"hypercache://a/{number}" for number in range(60)]
 
@@ -63,6 +67,24 @@ def test_it_has_what_the_object_table_has(
             kept.put(stored(uri, verifiable=has))
             objects[uri] = has
         agree(table, objects)
+
+
+def test_a_cache_publishes_what_can_be_found_in_it() -> None:
+    table = view(64)
+    pool = Pool(Tier.NVME, Allocator({0: 16 << 20}, 0), Lru(), quarantine_share=0)
+    cache = Cache({Tier.NVME: pool}, epoch=1, times=Times())
+    cache.publish(PresenceWords(table))
+    staged = cache.stage("a", 4096, Tier.NVME, 1, StageOptions(False, False, False), now=0)
+    assert isinstance(staged, StagedWrite)
+    assert table.look_up(["a"]) == [Presence.ABSENT]
+    cache.apply_commit(staged, cache.plan_commit(staged, StateEvent.COMMIT_LOCAL_ONLY), now=0)
+    assert table.look_up(["a"]) == [Presence.UNVERIFIABLE]
+    cache.withhold("a")
+    assert table.look_up(["a"]) == [Presence.ABSENT]
+    cache.give_back("a")
+    assert table.look_up(["a"]) == [Presence.UNVERIFIABLE]
+    cache.apply_remove("a", now=0)
+    assert table.look_up(["a"]) == [Presence.ABSENT]
 
 
 def test_what_found_no_place_is_counted_until_it_goes() -> None:
