@@ -39,11 +39,8 @@ class ObjectTable:
 
     def publish(self, words: PresenceWords) -> None:
         """Keep in `words`, which are empty yet, which objects are here from now on."""
-        has = (
-            has_checksums(found) if isinstance(found, bytes) else found.is_verifiable
-            for found in self._objects.values()
-        )
-        words.load(list(self._objects), np.fromiter(has, np.bool_, len(self._objects)))
+        verifiable = map(_is_verifiable, self._objects.values())
+        words.load(list(self._objects), np.fromiter(verifiable, np.bool_, len(self._objects)))
         self._published = words
 
     def get(self, uri: str) -> StoredObject | None:
@@ -68,21 +65,18 @@ class ObjectTable:
 
     def put(self, stored: StoredObject) -> None:
         """`stored` in the place of the object with its uri, if there is one."""
-        if self._published is not None:
-            self._published.change(stored.uri, _has_checksums(self.peek(stored.uri)), stored.is_verifiable)
-        self._objects[stored.uri] = stored
+        self._set(stored.uri, stored)
 
     def pop(self, uri: str) -> StoredObject | None:
         """The object of this uri, which is no longer here."""
-        stored = self.get(uri)
-        self._objects.pop(uri, None)
-        if self._published is not None:
-            self._published.change(uri, _has_checksums(stored), None)
-        return stored
+        found = self._taken(uri)
+        return stored_of(uri, found) if isinstance(found, bytes) else found
 
     def hand_over(self, uri: str, to: ObjectTable) -> None:
         """Move the object of this uri, which must be here, into another table; a record stays a record."""
-        to._objects[uri] = self._objects.pop(uri)
+        found = self._taken(uri)
+        assert found is not None, "what is handed over must be here"
+        to._set(uri, found)
 
     def values(self) -> Iterator[StoredObject]:
         """Every object of this moment; none of them is kept for it."""
@@ -97,6 +91,22 @@ class ObjectTable:
             if (state_of(found) if isinstance(found, bytes) else found.state) is state
         ]
 
+    # -- whatever changes what is here -------------------------------------------------------------------
 
-def _has_checksums(stored: StoredObject | None) -> bool | None:
-    return None if stored is None else stored.is_verifiable
+    def _set(self, uri: str, now: StoredObject | bytes) -> None:
+        if self._published is not None:
+            before = self._objects.get(uri)
+            self._published.change(
+                uri, None if before is None else _is_verifiable(before), _is_verifiable(now)
+            )
+        self._objects[uri] = now
+
+    def _taken(self, uri: str) -> StoredObject | bytes | None:
+        found = self._objects.pop(uri, None)
+        if found is not None and self._published is not None:
+            self._published.change(uri, _is_verifiable(found), None)
+        return found
+
+
+def _is_verifiable(found: StoredObject | bytes) -> bool:
+    return has_checksums(found) if isinstance(found, bytes) else found.is_verifiable
