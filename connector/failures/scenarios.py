@@ -42,7 +42,8 @@ ALONE = (HYPERCACHE,)
 ON_DEVICES = (HYPERCACHE, RAW_BLOCK)
 CAPACITY_BYTES = 9 * MIB
 A_DAY_S = 86400.0
-FEW_DESCRIPTORS = 12
+FEW_DESCRIPTORS = 4
+"""These are always taken."""
 CUT_TO = 16
 """One part in so many is left of what is truncated."""
 
