@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,8 @@ MORE_DESCRIPTORS = 16
 CLIENT, DAEMON = "LMCache's process", "the daemon that grew most"
 MORE_MIB = {CLIENT: 48, DAEMON: 16}
 BLOCKS_AT_REST_S = 20.0
+PARTS = ("free", "used", "staged", "quarantined")
+"""Of a pool's blocks."""
 
 
 @dataclass(frozen=True)
@@ -178,13 +180,13 @@ def _go_on(site: Site, load: Load, seconds: float, result: Result) -> None:
         client.samples.append(footprint(load.process.pid))
         daemons[-1].samples.append(footprint(site.daemon.pid))
         if now >= restart_at:
-            result.evictions += evictions(site)
+            _note(site, result)
             site.daemon.restart(crash=result.restarts % 2 == 0)
             result.restarts += 1
             daemons.append(Life(DAEMON, [footprint(site.daemon.pid)]))
             restart_at = time.monotonic() + life_s
         time.sleep(SAMPLE_EVERY_S)
-    result.evictions += evictions(site)
+    _note(site, result)
     result.seconds = time.monotonic() - begun
     used_s = client.samples[-1].cpu_s - before.cpu_s + sum(life.samples[-1].cpu_s for life in daemons)
     result.cpu_share = used_s / result.seconds
@@ -196,9 +198,13 @@ def most_grown(lives: Sequence[Sequence[Growth]]) -> list[Growth]:
     return [max(same, key=lambda growth: growth.last - growth.first) for same in zip(*lives, strict=True)]
 
 
-def evictions(site: Site) -> int:
-    """Objects that the daemon, since it was started, dropped to make room."""
-    return int(site.status()["evicted"]["objects"])
+def _note(site: Site, result: Result) -> None:
+    """What the daemon that runs says of itself: evictions since it was started, and whose its blocks are."""
+    status = site.status()
+    result.evictions += int(status["evicted"]["objects"])
+    pool = status["pools"]["nvme"]
+    if sum(pool[f"{part}_bytes"] for part in PARTS) != pool["total_bytes"]:
+        result.problems.append(f"{', '.join(PARTS)} are not the total: {pool}")
 
 
 def _count(load: Load, result: Result) -> None:
@@ -211,25 +217,22 @@ def _count(load: Load, result: Result) -> None:
 
 
 def _check_blocks(site: Site, result: Result) -> None:
-    """All blocks are somebody's, and once everything is purged and has rested, all are free."""
+    """Nothing stays staged, and once everything is purged and has rested, all is free."""
 
-    def parts() -> dict[str, int]:
-        return {name: int(value) for name, value in site.status()["pools"]["nvme"].items()}
+    def pool() -> dict[str, int]:
+        blocks: dict[str, int] = site.status()["pools"]["nvme"]
+        return blocks
 
-    def is_whole() -> bool:
-        pool = parts()
-        sum_bytes = sum(pool[f"{part}_bytes"] for part in ("free", "used", "staged", "quarantined"))
-        return sum_bytes == pool["total_bytes"]
+    def settles(holds: Callable[[], bool], what: str) -> None:
+        try:
+            wait_until(holds, what, BLOCKS_AT_REST_S)
+        except AssertionError as error:
+            result.problems.append(f"{error}: {pool()}")
 
-    if not is_whole():
-        result.problems.append(f"free, used, staged and quarantined are not the total: {parts()}")
-    wait_until(lambda: parts()["staged_bytes"] == 0, "what was staged expired", BLOCKS_AT_REST_S)
+    settles(lambda: pool()["staged_bytes"] == 0, "what was staged expired")
     with site.daemon.connect() as client:
         client.ask("purge")
-    try:
-        wait_until(lambda: parts()["free_bytes"] == parts()["total_bytes"], "all is free", BLOCKS_AT_REST_S)
-    except AssertionError:
-        result.problems.append(f"after a purge not all blocks became free: {parts()}")
+    settles(lambda: pool()["free_bytes"] == pool()["total_bytes"], "all is free after a purge")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

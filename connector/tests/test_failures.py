@@ -26,8 +26,6 @@ QUICK = [
     "SIGSTOP for half a deadline, then SIGCONT",
     "a byte flips in each object",
     "the catalog's disk is full",
-    "the daemon's clock jumps a day ahead and back",
-    "LMCache's process has no descriptors left",
 ]
 
 
