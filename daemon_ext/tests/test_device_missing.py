@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chunk_tables import table_of
 from daemon_harness import CHUNK, MIB, Client, Daemon, pattern, running
 
 from hypercache_daemon.access import DeviceError
-from hypercache_daemon.core.extents import Extent, as_table, end_on, packed
+from hypercache_daemon.core.extents import Extent, end_on
 from hypercache_daemon.superblock import Found, Superblock, check_pool
 
 COUNT = 3
@@ -213,7 +214,7 @@ def test_and_nothing_else(indexes: tuple[int, ...], left_out: set[int], problem:
 
 
 def test_the_end_of_the_last_chunk_on_a_device_is_found() -> None:
-    chunks = as_table(packed([Extent(0, 8 * MIB, 5), Extent(1, 64 * MIB, 4096), Extent(0, 4 * MIB, 4 * MIB)]))
+    chunks = table_of([Extent(0, 8 * MIB, 5), Extent(1, 64 * MIB, 4096), Extent(0, 4 * MIB, 4 * MIB)])
     assert end_on(chunks, 0) == 8 * MIB + 4096
     assert end_on(chunks, 1) == 64 * MIB + 4096
     assert end_on(chunks, 2) == 0

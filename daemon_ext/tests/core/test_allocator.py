@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from itertools import chain
 
 import pytest
+from chunk_tables import table_of
 
 from hypercache_daemon.core.allocator import ALIGNMENT, Allocator, Extent
-from hypercache_daemon.core.extents import as_table, packed
 from hypercache_protocol.fields import CHUNK_SIZE, KIB, MIB
 
 GIB = 1024 * MIB
@@ -255,7 +256,7 @@ def test_a_catalog_claimed_in_any_order_leaves_the_same_free_space(loaded_at_onc
     for extents in objects[60:]:
         before.release(extents)
     kept = objects[:60]
-    after.load(as_table(b"".join(map(packed, kept[:loaded_at_once]))))
+    after.load(table_of(chain.from_iterable(kept[:loaded_at_once])))
     for extents in kept[loaded_at_once:]:
         after.claim(iter(extents))
     assert after.free_bytes == before.free_bytes
@@ -342,9 +343,9 @@ def test_a_catalog_with_an_impossible_chunk_is_refused_and_none_of_it_is_loaded(
     allocator = pool(6 * MIB, 6 * MIB)
     good = [Extent(1, MIB, 4096), Extent(0, 2 * MIB, 4096)]
     with pytest.raises(ValueError, match=message):
-        allocator.load(as_table(packed(good) + packed([Extent(device, offset, length)])))
+        allocator.load(table_of([*good, Extent(device, offset, length)]))
     assert allocator.free_bytes == allocator.total_bytes
-    allocator.load(as_table(packed(good)))
+    allocator.load(table_of(good))
     with pytest.raises(ValueError, match="allocated already"):
         allocator.claim(good)
 
@@ -353,7 +354,7 @@ def test_a_catalog_with_an_impossible_chunk_is_refused_and_none_of_it_is_loaded(
 def test_runs_that_lie_across_slots_are_loaded_as_they_are_claimed(shift: int) -> None:
     chunks = [Extent(0, MIB + (slot * 1024 + shift) * ALIGNMENT, CHUNK_SIZE - 4096) for slot in range(3)]
     loaded, claimed = pool(16 * MIB + 4096), pool(16 * MIB + 4096)
-    loaded.load(as_table(packed(chunks)))
+    loaded.load(table_of(chunks))
     claimed.claim(chunks)
     assert loaded.free_bytes == claimed.free_bytes
     assert loaded.fragmentation() == claimed.fragmentation()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import chain, groupby
 
 import pytest
+from chunk_tables import table_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hypercache_daemon.core.allocator import ALIGNMENT, Allocator, Extent
-from hypercache_daemon.core.extents import as_table, packed
 from hypercache_protocol.fields import CHUNK_SIZE, MIB
 
 SLOT_BLOCKS = CHUNK_SIZE // ALIGNMENT
@@ -147,7 +147,7 @@ class AllocatorAgainstBlocks(RuleBasedStateMachine):
         """A new start: most of the catalog is loaded at once, and the rest claimed, newest object first."""
         newest_first = self.objects[::-1]
         self.allocator = Allocator(CAPACITIES, MIB)
-        self.allocator.load(as_table(b"".join(map(packed, newest_first[claimed_singly:]))))
+        self.allocator.load(table_of(chain.from_iterable(newest_first[claimed_singly:])))
         for extents in newest_first[:claimed_singly]:
             self.allocator.claim(extents)
         self.in_allocation = set(CAPACITIES)
@@ -160,7 +160,7 @@ class AllocatorAgainstBlocks(RuleBasedStateMachine):
         allocator = Allocator(CAPACITIES, MIB)
         if extent.offset >= 0 and not self.is_free(extent):
             with pytest.raises(ValueError, match=r"allocated already|outside"):
-                allocator.load(as_table(b"".join(map(packed, [*self.objects, [extent]]))))
+                allocator.load(table_of([*chain.from_iterable(self.objects), extent]))
             assert allocator.free_bytes == sum(map(len, BLOCKS.values())) * ALIGNMENT
 
     @rule(device=DEVICES)

@@ -6,10 +6,11 @@ import struct
 from dataclasses import replace
 
 import pytest
+from chunk_tables import table_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypercache_daemon.core.extents import Extent, as_table, end_on, packed
+from hypercache_daemon.core.extents import Extent, end_on, packed
 from hypercache_daemon.core.object_table import ObjectTable
 from hypercache_daemon.core.objects import StoredObject, packed_checksums
 from hypercache_daemon.core.records import STATES, of_tier, record_of, state_of, stored_of
@@ -171,6 +172,6 @@ def test_the_objects_in_a_state_are_found_among_both_kinds() -> None:
 
 
 def test_where_the_last_chunk_on_a_device_ends() -> None:
-    chunks = as_table(packed([Extent(1, 8192, 5000), Extent(1, 4096, 1), Extent(2, 1 << 40, 1)]))
+    chunks = table_of([Extent(1, 8192, 5000), Extent(1, 4096, 1), Extent(2, 1 << 40, 1)])
     assert [end_on(chunks, device) for device in range(3)] == [0, 8192 + 8192, (1 << 40) + 4096]
-    assert end_on(as_table(b""), 0) == 0
+    assert end_on(table_of([]), 0) == 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from chunk_tables import table_of
 
-from hypercache_daemon.core.extents import Extent, as_table, packed
+from hypercache_daemon.core.extents import Extent
 from hypercache_daemon.core.ram import RamAllocator
 from hypercache_protocol.fields import CHUNK_SIZE
 
@@ -31,7 +32,7 @@ def test_what_is_over_the_budget_is_not_given_and_takes_nothing() -> None:
 
 def test_a_pool_that_was_loaded_with_more_than_its_budget_is_that_large_until_it_shrinks() -> None:
     ram = RamAllocator(4096, first_serial=100)
-    ram.load(as_table(packed([Extent(1, 0, 4096), Extent(2, 0, 4096)])))
+    ram.load(table_of([Extent(1, 0, 4096), Extent(2, 0, 4096)]))
     assert (ram.total_bytes, ram.free_bytes) == (8192, 0)
     ram.release([Extent(1, 0, 4096), Extent(2, 0, 4096)])
     assert (ram.total_bytes, ram.free_bytes) == (4096, 4096)
@@ -43,7 +44,7 @@ def test_a_chunk_with_two_owners_or_none_is_refused() -> None:
     with pytest.raises(ValueError, match="has an owner already"):
         ram.claim([Extent(1, 0, 1)])
     with pytest.raises(ValueError, match="has an owner already"):
-        ram.load(as_table(packed([Extent(1, 0, 1), Extent(3, 0, 1)])))
+        ram.load(table_of([Extent(1, 0, 1), Extent(3, 0, 1)]))
     with pytest.raises(ValueError, match="has no owner"):
         ram.release([Extent(2, 0, 1)])
     ram.release([Extent(1, 0, 1)])
@@ -58,7 +59,7 @@ TWICE = [Extent(8, 0, 1), Extent(9, 0, 1), Extent(8, 0, 1)]
 def test_a_claim_that_is_refused_takes_nothing(refused: list[Extent]) -> None:
     ram = RamAllocator(40960, first_serial=100)
     ram.claim([Extent(1, 0, 1)])
-    for take in (ram.claim, lambda extents: ram.load(as_table(packed(extents)))):
+    for take in (ram.claim, lambda extents: ram.load(table_of(extents))):
         with pytest.raises(ValueError, match="has an owner already"):
             take(refused)
         assert ram.free_bytes == 40960 - 4096

@@ -20,7 +20,7 @@ ALIGNMENT = BLOCK_SIZE
 
 _PACKED = struct.Struct("<QQI")
 PACKED_BYTES = _PACKED.size
-_COLUMNS = np.dtype([("device", "<u8"), ("offset", "<u8"), ("length", "<u4")])
+EXTENT_COLUMNS = np.dtype([("device", "<u8"), ("offset", "<u8"), ("length", "<u4")])
 
 ExtentTable = npt.NDArray[np.void]
 """One record for each chunk, with the columns `device`, `offset` and `length`."""
@@ -55,11 +55,6 @@ def packed(extents: Iterable[Extent]) -> bytes:
 def unpacked(data: bytes) -> tuple[Extent, ...]:
     """The chunks that were packed."""
     return tuple(map(Extent._make, _PACKED.iter_unpack(data)))
-
-
-def as_table(data: bytes | bytearray) -> ExtentTable:
-    """The chunks that were packed, as columns; `data` is shared and not copied."""
-    return np.frombuffer(data, _COLUMNS)
 
 
 def allocated_column(chunks: ExtentTable) -> npt.NDArray[np.int64]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
-from .extents import PACKED_BYTES, ExtentTable, as_table
+from .extents import EXTENT_COLUMNS, PACKED_BYTES, ExtentTable
 from .objects import StoredObject
 
 STATES = (SyncStatus.COMMITTED, SyncStatus.SYNCED_BACKEND, SyncStatus.LOCAL_ONLY)
@@ -102,10 +102,8 @@ def of_tier(records: Mapping[str, bytes], tier: Tier) -> list[StoredObject]:
 
 def heads_of(records: Iterable[bytes]) -> Heads:
     """The heads of the records."""
-    together = bytearray()
-    for record in records:
-        together += record[: _HEAD.size]
-    return np.frombuffer(together, _HEAD_COLUMNS)
+    data, starts = _joined(tuple(records))
+    return _items_at(data, starts, _HEAD_COLUMNS)
 
 
 def in_tier(heads: Heads, tier: Tier) -> npt.NDArray[np.bool_]:
@@ -123,8 +121,23 @@ def in_state(heads: Heads, state: SyncStatus, *, pinned: bool) -> npt.NDArray[np
 
 def chunks_of(records: Sequence[bytes], heads: Heads) -> ExtentTable:
     """The chunks of all records, one after the other; `heads` are theirs."""
-    together = bytearray()
-    ends = (_HEAD.size + PACKED_BYTES * heads["extents"].astype(np.int64)).tolist()
-    for record, end in zip(records, ends, strict=True):
-        together += record[_HEAD.size : end]
-    return as_table(together)
+    data, starts = _joined(records)
+    counts = heads["extents"].astype(np.int64)
+    before = np.cumsum(counts) - counts  # how many chunks those before a record have
+    places = np.repeat(starts + _HEAD.size - PACKED_BYTES * before, counts)
+    places += PACKED_BYTES * np.arange(len(places))
+    return _items_at(data, places, EXTENT_COLUMNS)
+
+
+def _joined(records: Sequence[bytes]) -> tuple[bytes, npt.NDArray[np.int64]]:
+    """All records one after the other, and where each starts. In C: a start does this for every object."""
+    lengths = np.fromiter(map(len, records), np.int64, len(records))
+    return b"".join(records), np.cumsum(lengths) - lengths
+
+
+def _items_at(data: bytes, places: npt.NDArray[np.int64], item: np.dtype[np.void]) -> npt.NDArray[np.void]:
+    """A copy of the items of this kind that begin at these bytes, wherever that is."""
+    if not len(places):
+        return np.empty(0, item)
+    overlapping: npt.NDArray[np.void] = np.ndarray((len(data) - item.itemsize + 1,), item, data, strides=(1,))
+    return overlapping[places]
