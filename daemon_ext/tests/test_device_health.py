@@ -16,7 +16,18 @@ from typing import Any
 
 import pytest
 import trio
-from daemon_harness import CHUNK, MIB, Client, Daemon, eventually, line, no_checking, pattern, running
+from daemon_harness import (
+    CHUNK,
+    MIB,
+    Client,
+    Daemon,
+    cleared,
+    eventually,
+    line,
+    no_checking,
+    pattern,
+    running,
+)
 from gated_backend import GatedBackend
 
 from hypercache_daemon import device_clearing, device_health, device_probe
@@ -54,7 +65,7 @@ async def failed(daemon: Daemon, *indexes: int) -> None:
     await eventually(
         lambda: {index for index, it in enumerate(health.report()) if it["failure"]} == {*indexes}
     )
-    await health.clear()
+    await cleared(daemon)
 
 
 def fail(daemon: Daemon, index: int) -> None:
@@ -168,7 +179,7 @@ async def test_what_no_backend_has_or_is_pinned_waits_and_comes_back_with_the_de
         path = paths(daemon)[FIRST]
         vanish(path)
         fail(daemon, FIRST)
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         for uri in ("one", "both", "dirty"):
             assert await client.fetch(uri) is None
         assert (await client.refusal("pin", uri="dirty", pinned=True))[0] == "NOT_FOUND"
@@ -199,7 +210,7 @@ async def test_a_failed_device_stays_out_of_use_over_restarts_until_the_operator
     async with two_devices(short_dir) as (daemon, client):
         await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
         fail(daemon, FIRST)
-        await daemon.parts.health.clear()
+        await cleared(daemon)
     for _ in range(2):
         async with running(short_dir) as daemon:
             client = await daemon.connect()
@@ -229,7 +240,7 @@ async def test_a_daemon_that_ends_before_the_evictions_leaves_nothing_to_be_foun
     async with running(short_dir) as daemon:
         client = await daemon.connect()
         assert await client.fetch("one") is None
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         await daemon.parts.health.look_again()
         assert await client.fetch("one") is None, "it was evicted at last"
         assert await client.fetch("two") == pattern(2, SMALL)
@@ -243,7 +254,7 @@ async def test_a_staged_write_on_a_failed_device_begins_anew(short_dir: Path) ->
     async with two_devices(short_dir) as (daemon, client):
         staged = await client.stage("both", pattern(4, CHUNK + SMALL))
         fail(daemon, FIRST)
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         code, sentence = await client.refusal("commit_write", uri="both", stage_id=staged["stage_id"])
         assert code == "STALE_STAGE"
         assert "stage it again" in sentence
@@ -262,7 +273,7 @@ async def test_what_is_fetched_onto_a_device_that_fails_meanwhile_is_not_committ
             await client.send(line("locate", uri="hypercache://a"))
             await eventually(daemon.parts.store.cache.staged_writes)
             fail(daemon, FIRST)
-            await daemon.parts.health.clear()
+            await cleared(daemon)
             backend.between.set()
             assert (await client.receive())["status"] == "MISS"
             assert (await client.ask("locate", uri="hypercache://a"))["status"] == "HIT"
@@ -283,7 +294,7 @@ async def test_a_commit_under_way_does_not_slip_through(short_dir: Path) -> None
             await eventually(lambda: daemon.parts.store.cache.get("one") is None)
             assert await other.fetch("two") == pattern(2, SMALL), "nobody else waits"
         assert (await client.receive())["status"] == "WRITECOMMITTED", "it was read back just now"
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         assert await client.fetch("both") is None
         await daemon.parts.health.look_again()
         assert await client.fetch("both") == data
@@ -296,7 +307,7 @@ async def test_what_waits_can_be_removed_and_replaced_and_never_comes_back_then(
     async with two_devices(short_dir) as (daemon, client):
         await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
         fail(daemon, FIRST)
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         if ending == "evict":
             assert (await client.ask("evict", uri="dirty"))["status"] == "EVICTED"
         elif ending == "purge":
@@ -315,7 +326,7 @@ async def test_the_blocks_of_what_waited_rest_over_a_restart_once_it_is_replaced
     async with two_devices(short_dir, quarantine_s=1000) as (daemon, client):
         await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
         fail(daemon, FIRST)
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         waiting = daemon.parts.store.cache.withheld_at("dirty")
         assert waiting is not None
         await client.store("dirty", b"newer")
@@ -332,7 +343,7 @@ async def test_nothing_older_is_fetched_for_what_waits(short_dir: Path) -> None:
         daemon.parts.flusher.submit = lambda uri: None  # type: ignore[method-assign]
         await store_on(client, daemon, FIRST, uri, b"newer", local_only=False)
         fail(daemon, FIRST)
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         assert (await client.ask("locate", uri=uri))["status"] == "MISS"
         assert backend.downloads == []
         await daemon.parts.health.look_again()
@@ -346,7 +357,7 @@ async def test_what_the_backend_has_is_fetched_again_onto_the_others(short_dir: 
         await store_on(client, daemon, FIRST, uri, b"bytes", local_only=False)
         await eventually(lambda: daemon.parts.flusher.uploaded_objects == 1)
         fail(daemon, FIRST)
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         assert (await client.ask("locate", uri=uri))["status"] == "HIT"
         assert await where(client, uri) == {str(paths(daemon)[SECOND])}
         assert await client.fetch(uri) == b"bytes"
@@ -568,7 +579,7 @@ async def test_what_is_deleted_while_others_are_given_back_stays_so(
         for uri in ("kept", "deleted"):
             await store_on(client, daemon, FIRST, uri, b"dirty", local_only=False)
         fail(daemon, FIRST)
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         cache = daemon.parts.store.cache
         give_back = cache.give_back
 
@@ -592,7 +603,7 @@ async def test_a_copy_takes_a_restart_since_clients_have_the_one_before_open(
         path = paths(daemon)[FIRST]
         vanish(path)
         fail(daemon, FIRST)
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         shutil.copy(path.with_name("elsewhere"), path)
         await daemon.parts.health.look_again()
         assert await uses(client) == ["FAILED", "IN_USE"]
@@ -623,14 +634,14 @@ async def test_an_upload_that_is_under_way_when_its_device_fails_ends_as_it_does
             await store_on(client, daemon, FIRST, uri, b"dirty", local_only=False)
             await eventually(lambda: backend.under_way == 1)
             fail(daemon, FIRST)
-            await daemon.parts.health.clear()
+            await cleared(daemon)
             assert daemon.parts.store.cache.withheld() == [uri]
             if is_back:
                 await daemon.parts.health.look_again()
             backend.gate.set()
             flusher = daemon.parts.flusher
             await eventually(lambda: (flusher.failed_uploads, flusher.uploaded_objects) != (0, 0))
-            await daemon.parts.health.clear()
+            await cleared(daemon)
             if not is_back:
                 assert len(daemon.parts.store.cache.withheld()) == failures, (
                     "what the backend has was evicted"
@@ -669,7 +680,7 @@ async def test_what_lies_on_two_failed_devices_waits_for_both(short_dir: Path) -
         await client.ask("pin", uri="both", pinned=True)
         fail(daemon, FIRST)
         fail(daemon, SECOND)
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         assert (await client.refusal("stage_write", uri="new", size_bytes=1))[0] == "NO_SPACE"
         elsewhere = paths(daemon)[SECOND].with_name("elsewhere")
         paths(daemon)[SECOND].rename(elsewhere)
@@ -688,7 +699,7 @@ async def test_what_waited_goes_on_to_the_backend(short_dir: Path) -> None:
         await store_on(client, daemon, FIRST, "hypercache://a", b"dirty", local_only=False)
         daemon.parts.flusher.submit = submit  # type: ignore[method-assign]
         fail(daemon, FIRST)
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         await daemon.parts.health.look_again()
         await eventually(lambda: daemon.parts.flusher.uploaded_objects == 1)
         assert (short_dir / "backend" / "a").read_bytes() == b"dirty"
@@ -700,7 +711,7 @@ async def test_what_waited_goes_on_to_the_backend(short_dir: Path) -> None:
 async def drain(daemon: Daemon, *lines: object) -> None:
     (daemon.config.catalog_dir / "drain").write_text("".join(f"{line}\n" for line in lines))
     await daemon.parts.health.look_again()
-    await daemon.parts.health.clear()
+    await cleared(daemon)
 
 
 async def test_a_drained_device_gets_nothing_new_and_loses_what_may_go(short_dir: Path) -> None:
@@ -726,7 +737,7 @@ async def test_a_drained_device_gets_nothing_new_and_loses_what_may_go(short_dir
         submit("hypercache://dirty")
         await eventually(lambda: daemon.parts.flusher.uploaded_objects == 1)
         await client.ask("pin", uri="pinned", pinned=False)
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         assert await uses(client) == ["DRAINED", "IN_USE"]
         for uri in ("hypercache://dirty", "pinned", "staged"):
             assert await client.fetch(uri) is None
@@ -773,7 +784,7 @@ async def test_a_device_may_fail_while_it_is_drained(short_dir: Path) -> None:
         await drain(daemon, paths(daemon)[FIRST])
         assert await client.fetch("dirty") == b"dirty"
         fail(daemon, FIRST)
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         assert await client.fetch("dirty") is None
         await daemon.parts.health.look_again()
         assert await uses(client) == ["DRAINING", "IN_USE"]

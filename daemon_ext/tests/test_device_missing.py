@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chunk_tables import table_of
-from daemon_harness import CHUNK, MIB, Client, Daemon, pattern, running
+from daemon_harness import CHUNK, MIB, Client, Daemon, cleared, pattern, running
 
 from hypercache_daemon.access import DeviceError
 from hypercache_daemon.core.extents import Extent, end_on
@@ -97,7 +97,7 @@ async def test_the_pool_opens_without_it_and_it_comes_back_with_what_waited(
     drained(short_dir, disks[index])
     async with daemon_on(short_dir, disks) as daemon:
         client = await daemon.connect()
-        await daemon.parts.health.clear()
+        await cleared(daemon)
         assert [use == "FAILED" for use in await uses(client)] == [place == index for place in range(COUNT)]
         assert await found(client, objects) == {
             uri: data for place, (uri, data) in enumerate(objects.items()) if place % COUNT != index

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from daemon_harness import eventually, pattern, running
+from daemon_harness import cleared, eventually, pattern, running
 
 from hypercache_daemon import device_health
 from hypercache_daemon.devices import (
@@ -415,7 +415,7 @@ async def test_a_device_whose_end_cannot_be_read_any_more_is_taken_out_of_use(
         await eventually(lambda: health.report()[0]["failure"])
         failure = health.report()[0]["failure"]
         assert failure == "Input/output error" if machine.loops else "was cut off" in failure
-        await health.clear()
+        await cleared(daemon)
         found = [await client.fetch(f"object/{number}") for number in range(4)]
         assert found[0::2] == [None, None]
         assert found[1::2] == [pattern(1, 4096), pattern(3, 4096)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import trio
-from daemon_harness import CHUNK, MIB, Client, Daemon, Message, eventually, line, pattern, running
+from daemon_harness import CHUNK, MIB, Client, Daemon, Message, cleared, eventually, line, pattern, running
 from gated_backend import GatedBackend
 
 URI = "hypercache://a/b"
@@ -469,7 +469,7 @@ async def test_a_write_through_that_is_gone_before_its_turn_is_not_acknowledged(
             assert (await other.ask("evict", uri=URI))["status"] == "EVICTED"
         else:
             health._judge(health._devices[0], OSError(5, "Input/output error"))
-            await health.clear()
+            await cleared(daemon)
         if ending == "it fails and is put back":
             await health.look_again()
         backend.gate.set()

@@ -139,10 +139,15 @@ class DeviceHealth:
         except Exception:  # the boundary: a fault of ours must not end the daemon
             log.exception("looking at the devices again failed by a fault of the daemon")
 
-    async def clear(self) -> None:
-        """Withhold and evict what has to leave failed and drained devices by now."""
-        for device in self._devices:
-            await self._clear(device)
+    async def clear(self, index: int) -> None:
+        """Withhold and evict what has to leave this device by now, where it failed or is drained."""
+        device = self._devices[index]
+        async with device.changing:
+            if device.unsettled and device.failure is not None:
+                await self._leave_failed(device)
+            elif device.unsettled and device.draining:
+                with trio.CancelScope() as device.drain:
+                    await self._leave_drained(device)
 
     # -- noticing --------------------------------------------------------------------------------------
 
@@ -277,17 +282,9 @@ class DeviceHealth:
                 await device.wake.wait()
             device.wake = trio.Event()
             try:
-                await self._clear(device)
+                await self.clear(device.index)
             except Exception:  # the boundary: a fault of ours, or of the catalog, must not end the daemon
                 log.exception("what is on %s could not be cleared away; it is tried again", device.path)
-
-    async def _clear(self, device: _Device) -> None:
-        async with device.changing:
-            if device.unsettled and device.failure is not None:
-                await self._leave_failed(device)
-            elif device.unsettled and device.draining:
-                with trio.CancelScope() as device.drain:
-                    await self._leave_drained(device)
 
     async def _leave_failed(self, device: _Device) -> None:
         clearing, index = self._clearing, device.index

@@ -232,6 +232,12 @@ def sums_of(data: bytes) -> list[int]:
     return [zlib.crc32(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
 
 
+async def cleared(daemon: Daemon) -> None:
+    """What has to leave devices that failed or are drained has left them."""
+    for index in range(len(daemon.parts.health.report())):
+        await daemon.parts.health.clear(index)
+
+
 @contextmanager
 def no_checking(daemon: Daemon) -> Iterator[None]:
     """What is to be read back (for a sha256, or `verify_on_commit`) waits as long as this holds every place
