@@ -166,26 +166,41 @@ def _joinable(requests: Sequence[Request], start: int, limits: HelloLimits) -> i
 
 
 def _size_bytes(request: Any) -> int:
-    stage_id = getattr(request, "stage_id", None) or ""
-    checksums = getattr(request, "chunk_checksums", None) or ()
-    return _ITEM_BYTES + len(request.uri.encode()) + len(stage_id.encode()) + 4 * len(checksums)
+    size_bytes = _ITEM_BYTES + len(request.uri.encode())
+    # By its type: to ask a message of pydantic's for what it lacks takes longer than all else here.
+    if type(request) is CommitWrite:
+        size_bytes += len((request.stage_id or "").encode()) + 4 * len(request.chunk_checksums or ())
+    return size_bytes
 
 
 def _kind(request: Request) -> tuple[object, ...] | None:
     """What requests must share to be joined; None for one that goes alone."""
-    match request:
-        case Locate(auto_ingest=False, pinned=False):
-            return (Locate,)
-        case StageWrite():
-            flags = request.is_leader, request.auto_flush_s3, request.write_through, request.pinned
-            return (StageWrite, *flags, request.tier)
-        case CommitWrite(sha256=None, stage_id=str()):
-            known = request.chunk_checksums is not None
-            return (CommitWrite, request.write_through, bool(request.local_only), known)
-        case Evict():
-            return (Evict,)
-        case _:
-            return None
+    kind_of = _KINDS.get(type(request))
+    return None if kind_of is None else kind_of(request)
+
+
+def _locate_kind(request: Locate) -> tuple[object, ...] | None:
+    return None if request.auto_ingest or request.pinned else (Locate,)
+
+
+def _stage_kind(request: StageWrite) -> tuple[object, ...]:
+    flags = request.is_leader, request.auto_flush_s3, request.write_through, request.pinned
+    return (StageWrite, *flags, request.tier)
+
+
+def _commit_kind(request: CommitWrite) -> tuple[object, ...] | None:
+    if request.sha256 is not None or request.stage_id is None:
+        return None
+    known = request.chunk_checksums is not None
+    return (CommitWrite, request.write_through, bool(request.local_only), known)
+
+
+_KINDS: dict[type, Callable[[Any], tuple[object, ...] | None]] = {
+    Locate: _locate_kind,
+    StageWrite: _stage_kind,
+    CommitWrite: _commit_kind,
+    Evict: lambda _: (Evict,),
+}
 
 
 def _joined(requests: Sequence[Any]) -> BatchRequest:
