@@ -107,11 +107,15 @@ class Cache:
 
     def locate(self, uris: Sequence[str]) -> list[StoredObject | None]:
         """The committed objects of one batch, in its order; counts as a use of each."""
+        found = self._objects.many(uris)
+        # A policy passes over what is absent, pinned, dirty or another pool's, but for a batch's end: where
+        # nothing is here that is all there is for it to see.
+        asked = uris if any(found) else uris[-1:]
         for pool in self.pools.values():
             if pool.used_bytes:
-                pool.policy.touched(uris)  # it passes over what is absent, pinned, dirty or another pool's
-        self.capacities.touched(uris)
-        return self._objects.many(uris)
+                pool.policy.touched(asked)
+        self.capacities.touched(asked)
+        return found
 
     def newest_staged(self, uri: str) -> StagedWrite | None:
         """What clients wrote last under a uri and have not committed."""
