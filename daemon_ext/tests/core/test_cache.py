@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -73,6 +74,17 @@ def test_a_batch_that_was_located_leaves_last_and_its_tail_before_its_head() -> 
     cache = cache_of([MIB, MIB, MIB])
     cache.locate(["0", "nowhere", "1"])
     assert victims(cache, 3 * MIB) == ["2", "1", "0"]
+
+
+def test_a_policy_sees_the_whole_batch_or_the_end_alone_of_one_of_which_nothing_is_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = cache_of([MIB, MIB])
+    seen: list[Sequence[str]] = []
+    monkeypatch.setattr(cache.pools[Tier.NVME].policy, "touched", seen.append)
+    for uris in (["a", "0", "b"], ["a", "b"], []):
+        cache.locate(uris)
+    assert seen == [["a", "0", "b"], ["b"], []]
 
 
 def test_naming_victims_changes_nothing() -> None:
