@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-import safety.__main__ as command
-from safety.__main__ import SHORT, sentence, with_its_fault
+from safety import run as command
 from safety.check import Check, Failed
 from safety.checks import CHECKS
 from safety.report import markdown, table
+from safety.run import SHORT, sentence, with_its_fault
 from safety.scene import Scene, scene
 
 from hypercache_compat.lmcache_scenarios.connector_faults import FAULTS

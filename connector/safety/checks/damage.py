@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
@@ -46,6 +48,16 @@ def flip_in(number: int, bit: int, layout: list[Chunk]) -> None:
     flip(layout[number], bit % (8 * layout[number]["length"]))
 
 
+def swap_in(one: int, other: int, layout: list[Chunk]) -> None:
+    """Two chunks in each other's place."""
+    swap(layout[one], layout[other])
+
+
+def zero(number: int, layout: list[Chunk]) -> None:
+    """One chunk is all zeros."""
+    poke(layout[number], 0, bytes(layout[number]["length"]))
+
+
 def ends_of_every_chunk(scene: Scene) -> None:
     bits = (0, 8 * 512 - 1, 8 * (PAGE + 1), -1)
     places = [(number, bit) for number in range(2) for bit in bits]
@@ -58,7 +70,7 @@ def swapped_within(scene: Scene) -> None:
     damaged(
         scene,
         [3 * CHUNK] * len(pairs),
-        [lambda layout, i=i, j=j: swap(layout[i], layout[j]) for i, j in pairs],  # type: ignore[misc]
+        [partial(swap_in, i, j) for i, j in pairs],
     )
 
 
@@ -85,14 +97,14 @@ def zeroed(scene: Scene) -> None:
     damaged(
         scene,
         [2 * CHUNK + PAGE] * 3,
-        [lambda layout, n=n: poke(layout[n], 0, bytes(layout[n]["length"])) for n in range(3)],  # type: ignore[misc]
+        [partial(zero, number) for number in range(3)],
     )
 
 
 def torn(scene: Scene) -> None:
     """Half of the new version reached the device and half of the old one is still there."""
     old = block(2 * CHUNK, content="old")
-    new = Block(**{**old.__dict__, "content": "new"})
+    new = replace(old, content="new")
     scene.store([old], OVERWRITING)
     before = [whole(chunk) for chunk in scene.chunks([old])[0]]
     scene.store([new], OVERWRITING)
@@ -145,18 +157,11 @@ def truncated(scene: Scene) -> None:
         own.store(items)
         for item, layout in zip(items, own.chunks(items), strict=True):
             last = layout[-1]
-            own.places.truncate(last["device"], last["offset"]) if last.get(
-                "tier", "nvme"
-            ) == "nvme" else None
-            if last.get("tier") == "ram":
-                cut_file(last)
+            if own.cell.tier == "nvme":
+                own.places.truncate(last["device"], last["offset"])
+            else:
+                os.truncate(last["device"], last["length"] - 1)  # a chunk in RAM is a file of its own
             own.expect_loaded([item], False)
-
-
-def cut_file(chunk: Chunk) -> None:
-    """A RAM chunk's file ends a byte early."""
-    with open(chunk["device"], "r+b") as file:
-        file.truncate(chunk["offset"] + chunk["length"] - 1)
 
 
 CHECKS = (
