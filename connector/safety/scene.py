@@ -76,7 +76,7 @@ class Block:
     @property
     def payload(self) -> str:
         """The name of the bytes in it; another one for each key, unless `content` says which."""
-        return self.content or json.dumps(self.key)
+        return self.content or f"block {hashlib.sha256(json.dumps(self.key).encode()).hexdigest()[:12]}"
 
 
 def block(size_bytes: int, **fields: Any) -> Block:

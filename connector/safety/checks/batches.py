@@ -102,7 +102,7 @@ CHECKS = (
         THEME,
         twins_stored,
         "A key that comes twice in one store with different bytes holds one of them, whole.",
-        "stores say yes",
+        "loads give halves",
     ),
     Check(
         "batch-twins-loaded",

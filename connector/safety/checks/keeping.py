@@ -186,7 +186,7 @@ CHECKS = (
         THEME,
         the_same_key_at_once,
         "While two processes store the same keys a load gives one version of either, whole.",
-        "loads mix up their buffers",
+        "loads give halves",
         is_long=True,
     ),
 )

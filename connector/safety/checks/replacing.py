@@ -164,7 +164,7 @@ CHECKS = (
         THEME,
         while_it_is_loaded,
         "Loads while the same keys are stored anew give the old version or the new one, never a mix.",
-        "loads mix up their buffers",
+        "loads give halves",
     ),
     Check(
         "overwrite-on",

@@ -108,6 +108,14 @@ def _too_far(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> 
     return outcomes
 
 
+def _torn(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> list[Outcome]:
+    outcomes = _load(engine, uris, buffers)
+    for buffer in buffers:
+        half = buffer.size_bytes // 2
+        buffer.view[half:] = bytes(buffer.size_bytes - half)
+    return outcomes
+
+
 def _short(devices: Devices, path: str, tier: Any, part: Part, offset: int) -> int:
     """The last byte is not read, and nobody is told."""
     length = len(part.view)
@@ -177,6 +185,7 @@ FAULTS: dict[str, tuple[Patch, ...]] = {
     "loads miss together": ((adapter, "load", _all_or_none),),
     "loads hit together": ((adapter, "load", _any_is_all),),
     "loads mix up their buffers": ((adapter, "load", _backwards),),
+    "loads give halves": ((adapter, "load", _torn),),
     "loads write past the buffer": ((adapter, "load", _too_far),),
     "reads end early": ((Devices, "read", _short),),
     "damage is left": ((transfers, "_heal", lambda *_: None),),
