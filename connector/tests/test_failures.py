@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 
 import failures.__main__ as command
 import pytest
@@ -15,7 +17,7 @@ from failures import soak
 from failures.load import KINDS, Load, wait_until
 from failures.run import Hosts, Row, run
 from failures.scenarios import SCENARIOS, Scenario
-from failures.systems import FS_NATIVE, HYPERCACHE, SYSTEMS
+from failures.systems import FS_NATIVE, HYPERCACHE, SYSTEMS, Setup, Site, System
 
 SOAK_S = float(os.environ.get("SOAK_SECONDS", "8"))
 SOAK_PER_SECOND = 12.0
@@ -83,10 +85,14 @@ def test_what_a_connector_does_wrong_is_counted(fault: str, count: str, hosts: H
 
 
 def test_a_scenario_that_breaks_off_is_a_row_with_a_problem(hosts: Hosts) -> None:
-    broken = Scenario("a trick", lambda site, load: site.disks[99].unlink())
-    row = run(broken, HYPERCACHE, hosts, seed=3, around=0)
-    assert "IndexError" in row.problems[0]
-    assert row.markdown() == "| a trick | HyperCache | broke off | | | | | |"
+    def ready(folder: Path, setup: Setup) -> AbstractContextManager[Site]:
+        (folder / "daemon.log").write_text("last words")
+        raise RuntimeError("no disks")
+
+    row = run(scenario("nothing goes wrong"), System("broken", ready), hosts, seed=3)
+    assert "no disks" in row.problems[0]
+    assert "last words" in row.problems[0]
+    assert row.markdown() == "| nothing goes wrong | broken | broke off | | | | | |"
 
 
 @pytest.mark.timeout(SOAK_S + 120)

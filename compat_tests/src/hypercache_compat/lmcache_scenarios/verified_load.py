@@ -33,7 +33,7 @@ SIZES = (4096, 5000, 65536, 262144, 1 << 20, (4 << 20) + 5)
 KINDS = ("store", "load", "lookup", "delete")
 LOST_AFTER_DEADLINES = 3
 GIVEN_UP_BY_LMCACHE_S = 29.0
-_FIRST_STORES_S = 20.0
+_FIRST_BATCH = 6
 _IDLE_WAIT_S = 0.02
 _BETWEEN_TRIES_S = 0.2
 
@@ -119,7 +119,9 @@ class VerifiedLoad:
 
     def begin(self) -> None:
         """Store every key, which is not counted, then go on until `end`."""
-        self.heal(_FIRST_STORES_S)
+        names = list(self._sizes)
+        for start in range(0, len(names), _FIRST_BATCH):
+            self._finish(self._begin_store(names[start : start + _FIRST_BATCH]))
         self.figures.counts.clear()
         self._threads = [
             threading.Thread(target=self._watched, args=(work,), daemon=True)
