@@ -69,11 +69,11 @@ faults: $(STAMP)
 
 # Some ten minutes: whatever can go wrong goes wrong, for HyperCache and for two of LMCache's own adapters.
 failures: $(STAMP)
-	@cd connector && $(abspath $(BIN))/python -m failures
+	@PYTHONPATH=connector $(BIN)/python -m failures $(ARGS)
 
 # Bounded by MINUTES; `make test` soaks for SOAK_SECONDS (8; CI wants 60).
 soak: $(STAMP)
-	@cd connector && $(abspath $(BIN))/python -m failures.soak --minutes $(MINUTES)
+	@PYTHONPATH=connector $(BIN)/python -m failures.soak --minutes $(MINUTES) $(ARGS)
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py
