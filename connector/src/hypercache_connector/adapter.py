@@ -31,6 +31,7 @@ from .direct_io import Buffer
 from .engine import LOAD_NEEDS, Engine, close_engine, count, open_engine, report, require_home
 from .keys import UriMapping
 from .lookup_lane import MOST_KEYS, LookupLane
+from .metrics import PAGE
 from .outcomes import Outcome, logger, reasons, which_are_good
 from .start_check import check_devices
 from .storing import store
@@ -100,6 +101,8 @@ class HyperCacheConnector:
         }
         self._closing = threading.Lock()
         self._closed = False
+        self.namespace = settings.namespace
+        PAGE.show(self)
 
     # -- what LMCache calls ------------------------------------------------------------------------------
 
@@ -241,6 +244,7 @@ class HyperCacheConnector:
     # -- the end -----------------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
+        PAGE.hide(self)
         for queue in self._queues.values():
             for operation in queue.close():
                 self._fail(operation, Outcome.CLOSED)

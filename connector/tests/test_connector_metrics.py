@@ -1,0 +1,97 @@
+"""The figures of a status on a metrics page, as a scrape of the process's registry sees them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from hypercache_connector import metrics
+from hypercache_connector.metrics import figures
+
+Samples = dict[tuple[str, ...], float]
+
+
+def page() -> dict[str, Samples]:
+    """Sample name -> labels' values -> value, of the connectors' metrics."""
+    families = text_string_to_metric_families(generate_latest(REGISTRY).decode())
+    found: dict[str, Samples] = {}
+    for sample in (sample for family in families for sample in family.samples):
+        if sample.name.startswith("hypercache_connector"):
+            labels = [sample.labels.pop("namespace"), *(value for _, value in sorted(sample.labels.items()))]
+            found.setdefault(sample.name, {})[tuple(labels)] = sample.value
+    return found
+
+
+def test_a_page_has_what_the_status_has(scripted2, connect) -> None:
+    driver = connect(scripted2.socket_path, namespace="of this test")
+    assert driver.store(["a", "b"], [bytearray(5), bytearray(6)]).ok
+    assert driver.exists(["a", "c"]) == [True, False]
+    shown, status = page(), driver.connector.status()
+    keys = shown["hypercache_connector_keys_total"]
+    for operation in ("stores", "lookups"):
+        for outcome, count in status[operation].items():
+            assert keys["of this test", operation, outcome] == count
+    assert keys["of this test", "lookups", "absent"] == 1
+    events = shown["hypercache_connector_events_total"]
+    assert events["of this test", "bytes", "stored"] == 11
+    now = shown["hypercache_connector_now"]
+    assert now["of this test", "daemon", "breaker_open"] == 0
+    assert now["of this test", "waiting", "load"] == 0
+    assert now["of this test", "pending", ""] == 0
+
+
+def test_two_of_one_namespace_are_added_up_and_what_is_closed_is_off_the_page(scripted2, connect) -> None:
+    drivers = [connect(scripted2.socket_path, namespace="twice") for _ in range(2)]
+    for driver in drivers:
+        driver.exists(["a"])
+    assert page()["hypercache_connector_keys_total"]["twice", "lookups", "absent"] == 2
+    drivers[0].connector.close()
+    assert page()["hypercache_connector_keys_total"]["twice", "lookups", "absent"] == 1
+    drivers[1].connector.close()
+    assert not any("twice" in labels for samples in page().values() for labels in samples)
+
+
+def test_a_connector_that_nobody_has_any_more_is_off_the_page(scripted2) -> None:
+    class Source:
+        namespace = "forgotten"
+
+        def status(self) -> dict[str, Any]:
+            return {"lookups": {"ok": 1}}
+
+    source = Source()
+    metrics.PAGE.show(source)
+    assert page()["hypercache_connector_keys_total"]["forgotten", "lookups", "ok"] == 1
+    del source
+    assert not any("forgotten" in labels for samples in page().values() for labels in samples)
+
+
+def test_words_and_lists_are_no_figures() -> None:
+    status = {
+        "daemon": {"instance_id": "i", "breaker_open": True},
+        "devices_refusing_direct_io": ["/a"],
+        "pending": 3,
+    }
+    assert list(figures(status)) == [("now", ("daemon", "breaker_open"), True), ("now", ("pending", ""), 3)]
+
+
+def test_a_forked_child_shows_nothing(scripted2, connect) -> None:
+    connect(scripted2.socket_path, namespace="of the parent").exists(["a"])
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if not any(page().values()) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_without_the_library_there_is_no_page_and_all_else_works(scripted2) -> None:
+    script = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "from hypercache_connector import HyperCacheConnector\n"
+        "connector = HyperCacheConnector(socket_path=sys.argv[1], namespace='n')\n"
+        "connector.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", script, scripted2.socket_path], check=True, timeout=60)
