@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -406,21 +406,20 @@ async def test_any_input_or_output_of_the_daemon_notices(
         await store_on(client, daemon, SECOND, "two", pattern(2, SMALL))
         await client.stage(STAGED, b"bytes")
         assert await where(client, STAGED) == {str(paths(daemon)[FIRST])}
-        vanish(paths(daemon)[FIRST])
+        cut_off(paths(daemon)[FIRST])
         await noticed(daemon, client)
         await failed(daemon, FIRST)
         assert await client.fetch("one") is None
         assert await client.fetch("two") == pattern(2, SMALL)
 
 
-async def test_what_the_scrub_reads_from_another_disk_is_nobodys_corruption(short_dir: Path) -> None:
+async def test_the_scrub_reads_the_pools_own_disk_whatever_has_its_name(short_dir: Path) -> None:
     async with two_devices(short_dir, scrub_mib_s=100_000) as (daemon, client):
         await store_on(client, daemon, FIRST, "dirty", b"dirty", local_only=False)
         await client.ask("pin", uri="one", pinned=True)
         with swapped(paths(daemon)[FIRST]):
             await daemon.parts.scrubber.round()
-            await failed(daemon, FIRST)
-        await daemon.parts.health.look_again()
+            assert (await client.status())["scrub"]["objects"] == 3, "all that have checksums"
         assert await client.fetch("dirty") == b"dirty"
         assert await client.fetch("one") == pattern(1, SMALL)
         assert (await client.status())["scrub"]["corrupt_objects"] == 0
@@ -443,6 +442,31 @@ async def test_what_a_write_back_reads_from_another_disk_never_reaches_the_backe
             await daemon.parts.health.look_again()
             await eventually(lambda: daemon.parts.flusher.uploaded_objects)
             assert (backend.folder / "old").read_bytes() == b"dirty"
+    finally:
+        backend.close()
+
+
+async def test_what_is_written_back_is_read_from_the_pools_own_disk_whatever_has_its_name(
+    short_dir: Path,
+) -> None:
+    backend = GatedBackend(short_dir / "backend")
+    backend.gate.clear()
+    try:
+        async with two_devices(short_dir, own_backend=backend) as (daemon, client):
+            uri = "hypercache://own"
+            await store_on(client, daemon, FIRST, uri, b"own", local_only=False, chunk_checksums=None)
+            await eventually(lambda: backend.under_way == 1)
+            look, back = daemon.parts.store.look, ExitStack()
+
+            def looks_once_it_is_back(index: int) -> None:
+                back.close()
+                look(index)
+
+            daemon.parts.store.look = looks_once_it_is_back
+            back.enter_context(swapped(paths(daemon)[FIRST]))
+            backend.gate.set()
+            await eventually(lambda: daemon.parts.flusher.uploaded_objects)
+            assert (backend.folder / "own").read_bytes() == b"own"
     finally:
         backend.close()
 

@@ -164,6 +164,7 @@ def _wired(
         {device.index: device.path for device in opened.pool.devices},
         opened.ram_files,
         opened.cache.times,
+        descriptors={device.index: device.fd for device in opened.pool.devices if device.fd is not None},
     )
     started = store.clock()
 

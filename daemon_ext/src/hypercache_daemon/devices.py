@@ -15,6 +15,7 @@ from pathlib import Path
 
 from .access import Access, DeviceError
 from .claims import MIN_DEVICE_BYTES, RESERVED_BYTES, claim_devices
+from .direct_reads import cut_off
 from .pool import (
     Device,
     Pool,
@@ -113,7 +114,7 @@ def read_chunk(path: str, offset: int, length: int) -> bytes:
         while len(data) < length:
             piece = os.pread(fd, length - len(data), offset + len(data))
             if not piece:
-                raise DeviceError(f"{path} was cut off: it ends before byte {offset + length}")
+                raise cut_off(fd, offset + length)
             data += piece
     finally:
         os.close(fd)

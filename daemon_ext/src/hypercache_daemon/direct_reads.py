@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from pathlib import Path
 
 from .access import DeviceError
 
@@ -33,10 +34,16 @@ def read_direct(path: str, offset: int, length: int) -> bytes:
                     count = os.preadv(fd, [rest], offset + got)
                 got += count
                 if got < length and (count == 0 or got % _SECTOR):
-                    raise DeviceError(f"{path} was cut off: it ends before byte {offset + length}")
+                    raise cut_off(fd, offset + length)
             return bytes(view[:length])
     finally:
         os.close(fd)
+
+
+def cut_off(fd: int, end: int) -> DeviceError:
+    """Says that what is open as `fd` ends before byte `end`; it is named as the kernel knows it, for it may
+    have been opened by its descriptor."""
+    return DeviceError(f"{Path(f'/proc/self/fd/{fd}').readlink()} was cut off: it ends before byte {end}")
 
 
 def _opened(path: str) -> int:

@@ -48,6 +48,8 @@ class Device:
     size_bytes: int
     info: DeviceInfo
     missing: bool = False
+    fd: int | None = None
+    """Open as long as the pool is."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,8 @@ def _opened(claims: Sequence[Claim], pool_id: str, access: Access, held: ExitSta
     for claim in claims:
         give_access(claim, access)
     devices = tuple(
-        Device(index, claim.path, claim.size_bytes, claim.info()) for index, claim in enumerate(claims)
+        Device(index, claim.path, claim.size_bytes, claim.info(), fd=claim.fd)
+        for index, claim in enumerate(claims)
     )
     return Pool(pool_id, devices, formatted, held.pop_all())
 

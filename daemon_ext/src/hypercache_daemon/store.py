@@ -41,6 +41,8 @@ class Store:
     device_paths: dict[int, str]
     ram_files: devices.RamFiles | None
     times: Times
+    descriptors: dict[int, int]
+    """Of the devices that were claimed at the start."""
     clock: Callable[[], float] = trio.current_time
     locks: UriLocks = field(default_factory=UriLocks)
     hashing: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(_HASHING))
@@ -55,6 +57,12 @@ class Store:
             return self.device_paths[extent.device]
         assert self.ram_files is not None, "RAM chunks exist only with a RAM tier"
         return self.ram_files.path(extent.device)
+
+    def _own_path(self, tier: Tier, extent: Extent) -> str:
+        """Where the daemon itself reads and writes a chunk: on the device that it claimed, wherever its path
+        leads by now. Opened anew each time, since only some reads pass by the page cache."""
+        descriptor = self.descriptors.get(extent.device) if tier is Tier.NVME else None
+        return self.path(tier, extent) if descriptor is None else f"/proc/self/fd/{descriptor}"
 
     def layout(
         self, tier: Tier, extents: Sequence[Extent], checksums: Sequence[int] | None = None
@@ -124,25 +132,25 @@ class Store:
         """The bytes of an object, chunk by chunk. Blocks."""
         for extent in extents:
             with self._watched(tier, extent):
-                piece = devices.read_chunk(self.path(tier, extent), extent.offset, extent.length)
+                piece = devices.read_chunk(self._own_path(tier, extent), extent.offset, extent.length)
             yield piece
 
     def write(self, tier: Tier, extent: Extent, data: bytes) -> None:
         """Fill a chunk. Blocks. OSError where it cannot be written."""
         with self._watched(tier, extent):
-            devices.write_chunk(self.path(tier, extent), extent.offset, data)
+            devices.write_chunk(self._own_path(tier, extent), extent.offset, data)
 
     def crc32_of(self, tier: Tier, extent: Extent, crc: int = 0) -> int:
         """The CRC-32 of a chunk or of a piece of one, gone on with from `crc`. Blocks. OSError or
         DeviceError where it cannot be read."""
         with self._watched(tier, extent):
-            data = read_direct(self.path(tier, extent), extent.offset, extent.length)
+            data = read_direct(self._own_path(tier, extent), extent.offset, extent.length)
         return zlib.crc32(data, crc)
 
     def vouch(self, tier: Tier, extents: Sequence[Extent]) -> None:
-        """Make sure that the devices of these chunks are the pool's own, before anything lasting is made of
-        what was read or written: I/O goes by path, and since the last look another disk may be there. Blocks.
-        OSError or DeviceError where one is not."""
+        """Make sure that the paths of these chunks' devices still lead to the pool's own, before anything
+        lasting is made of what was read or written: clients go by path, and since the last look another disk
+        may be there. Blocks. OSError or DeviceError where one is not."""
         if tier is Tier.NVME:
             for extent in {extent.device: extent for extent in extents}.values():
                 with self._watched(tier, extent):
