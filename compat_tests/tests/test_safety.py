@@ -121,9 +121,24 @@ def test_on_a_terminal_failures_are_red() -> None:
     assert "\033[31mFAILED\033[0m" in shown
 
 
-def test_an_unknown_check_is_refused_with_the_names_that_there_are(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--only", "no-such-check"], "there is no check no-such-check; there are sizes-small, "),
+        (["--short", "--devices", "4"], "leave it out, or --lmcache, --devices and --tier"),
+    ],
+    ids=["unknown check", "two choices of cells"],
+)
+def test_what_makes_no_sense_is_refused(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        command.main(["--only", "no-such-check"])
-    assert "there is no check no-such-check; there are sizes-small, " in capsys.readouterr().err
+        command.main(options)
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_check_that_is_named_runs_however_long_it_takes() -> None:
+    named_one = command.parsed(["--short", "--only", "batch-10000"])
+    assert [check.name for check in command.chosen(named_one)] == ["batch-10000"]
+    assert command.chosen(command.parsed(["--short"])) == QUICK
+    assert command.chosen(command.parsed([])) == list(CHECKS)

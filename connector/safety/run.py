@@ -149,7 +149,18 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     unknown = [name for name in options.only or () if name not in names]
     if unknown:
         parser.error(f"there is no check {', '.join(unknown)}; there are {', '.join(names)}")
+    if options.short and (options.lmcache or options.devices or options.tier):
+        parser.error(f"--short runs {SHORT}: leave it out, or --lmcache, --devices and --tier")
     return options
+
+
+def chosen(options: argparse.Namespace) -> list[Check]:
+    """The checks to run; those that are named, however long they take."""
+    return [
+        check
+        for check in CHECKS
+        if (check.name in options.only if options.only else not (options.short and check.is_long))
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,12 +169,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print(markdown(CHECKS))
         return 0
-    checks = [check for check in CHECKS if not options.only or check.name in options.only]
-    if options.short:
-        checks, cells = [check for check in checks if not check.is_long], [SHORT]
-    else:
+    checks, cells = chosen(options), [SHORT]
+    if not options.short:
         choices = (options.lmcache or LMCACHE_VERSIONS, options.devices or DEVICES, options.tier or TIERS)
-        cells = [Cell(*chosen) for chosen in product(*choices)]
+        cells = [Cell(*choice) for choice in product(*choices)]
     print(f"{len(checks)} checks in {len(cells)} cells, on {kind()}", flush=True)
     results = run_all(cells, checks, with_its_fault if options.prove else sentence)
     print("\n" + table(checks, cells, results, colours=has_colours()))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -109,7 +109,6 @@ class Scene:
     rule: OnReply = unchanged_reply
     relay_path: str = ""
     prefix: str = ""
-    _held: ExitStack = field(default_factory=ExitStack)
     _connected: dict[str, ScenarioProcess] = field(default_factory=dict)
 
     # -- what LMCache does -------------------------------------------------------------------------------
