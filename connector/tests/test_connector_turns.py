@@ -73,6 +73,15 @@ def test_writes_begin_in_the_order_in_which_they_came_and_one_that_leaves_lets_t
     assert turns.write_leaves(large) == [small]
 
 
+def test_a_write_that_never_came_may_leave() -> None:
+    turns = Turns(0.2, READERS)
+    turns.load_begins(1, CHUNK)
+    assert comes(turns).at_work
+    waiting = comes(turns)
+    assert turns.write_leaves(Write(CHUNK)) == []
+    assert not waiting.at_work
+
+
 def test_after_the_last_load_the_bound_grows_with_what_is_written_until_it_is_none() -> None:
     turns = Turns(0.2, READERS)
     turns.load_begins(1, CHUNK)

@@ -69,10 +69,10 @@ class Turns:
         return self._begun()
 
     def write_leaves(self, write: Write) -> list[Write]:
-        """It ended, or no longer waits."""
-        if not write.at_work:
+        """It ended, or no longer waits; nothing where it never came."""
+        if write in self._waiting:
             self._waiting.remove(write)
-        else:
+        elif write.at_work:
             self._write_bytes -= write.size_bytes
             if not self._load_chunks:
                 grown_bytes = self._bound_bytes + write.size_bytes

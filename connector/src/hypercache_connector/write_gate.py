@@ -61,9 +61,9 @@ class WriteGate:
         not come by `deadline` (monotonic), CLOSED where `close` did before: then nothing must be written.
         """
         write = Write(size_bytes)
-        with self._lock:
-            self._call(self._turns.write_comes(write))
-        try:
+        try:  # from here on, since Ctrl-C may break off any step, and a write that never leaves holds up others
+            with self._lock:
+                self._call(self._turns.write_comes(write))
             yield self._turn(write, deadline)
         finally:
             with self._lock:
