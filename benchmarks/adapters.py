@@ -158,7 +158,7 @@ def _objects(object_bytes: int, keys: int, rounds: int) -> Workload:
 def _traffic(object_bytes: int, keys: int) -> Workload:
     """Batches of so many keys, two of them under way in each direction."""
     batches = GIB // (object_bytes * keys)
-    traffic = Traffic(object_bytes, keys, 2, loaded=4 * keys, store_batches=batches, window_s=1.5)
+    traffic = Traffic(object_bytes, keys, 2, loaded=4 * keys, store_batches=batches, window_s=1.0)
     words = _words(object_bytes)
     step = TrafficStep(traffic, words)
     return Workload(f"traffic of {words}", object_bytes, (step,), takes=lambda peer: peer.moves_bytes)

@@ -22,7 +22,7 @@ ABSENT = "fio is not installed, so it is left out (Debian: apt-get install fio)"
 BLOCK_BYTES = 4 << 20
 THREADS, DEPTH = 4, 4
 """Each thread has so many blocks under way. One thread alone would be the limit before the devices are."""
-ROUND_S = 0.3
+ROUND_S = 0.2
 FILL_BYTES = 256 << 20
 """What is written before anything is measured, and then gone round, each thread on a part of its own: much
 more than the processor's caches hold."""

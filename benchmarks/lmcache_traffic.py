@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,7 +99,8 @@ def run_streams(streams: Sequence[Stream], in_flight: int, window_s: float) -> N
         for stream in _ready(streams):
             for _ in range(stream.take(time.perf_counter())):
                 busy = stream.begin() and busy
-        busy = busy and time.perf_counter() < began_s + window_s
+        unsaid = not all(stream.ended_s for stream in streams)  # a slow one has time for one batch at least
+        busy = busy and (unsaid or time.perf_counter() < began_s + window_s)
     counted = [len(stream.ended_s) for stream in streams]
     while left := [stream for stream in streams if stream.under_way]:
         for stream in _ready(left):
@@ -135,7 +137,8 @@ class TrafficBench:
     def rates(self) -> Rates:
         """Everything in turn: fill, loads alone, stores alone, both."""
         traffic = self._traffic
-        self._run([self._stores(range(0, traffic.loaded, traffic.keys))])
+        fill = self._stores(range(0, traffic.loaded, traffic.keys))
+        run_streams([fill], traffic.in_flight, math.inf)
         load_alone, store_alone = self._loads(), self._stores(self._fresh_places())
         self._run([load_alone])
         self._run([store_alone])
