@@ -368,7 +368,11 @@ SCENARIOS = (
     Scenario("nothing goes wrong", nothing),
     _daemon("SIGKILL of the daemon during loads", partial(kill_during, ("locate", "locate_many"), True)),
     _daemon("SIGKILL of the daemon during stores", partial(kill_during, ("stage_write", "stage_many"), None)),
-    _daemon("SIGKILL of the daemon during lookups", partial(kill_during, ("locate_many",), False)),
+    _daemon(
+        "SIGKILL of the daemon during lookups",
+        partial(kill_during, ("locate_many",), False),
+        Setup(("--presence-table-size", "0"), relayed=True),  # with a table nothing is asked
+    ),
     _daemon(
         "SIGKILL of the daemon during commits", partial(kill_during, ("commit_write", "commit_many"), None)
     ),
