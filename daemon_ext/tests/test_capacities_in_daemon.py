@@ -96,7 +96,8 @@ async def test_where_nothing_of_its_own_may_go_a_stage_is_refused_in_words_at_on
         assert sentence == (
             f"no space for {MIB + 1} bytes under {A}, whose --capacity is {4 * MIB}: used {3 * MIB} (pinned "
             f"{MIB}, not yet in a backend {MIB}), staged {MIB}; evict or unpin some of it, or ask for a "
-            "higher limit"
+            "higher limit; there is no backend, and without --evict-unflushed what is not yet in one stays "
+            "until a client evicts it"
         )
         assert await present(client, A + "evictable", B + "free to go") == [A + "evictable", B + "free to go"]
         await client.store(A + "new", pattern(5, MIB))

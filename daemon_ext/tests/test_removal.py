@@ -311,6 +311,29 @@ async def test_where_nothing_may_be_evicted_the_refusal_comes_at_once_and_says_w
         assert (await other.ask("commit_write", uri="staged"))["status"] == "WRITECOMMITTED"
 
 
+async def test_without_a_backend_what_was_to_be_flushed_leaves_only_where_the_operator_says_so(
+    short_dir: Path,
+) -> None:
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        for number in range(8):
+            await client.store(f"{number}", pattern(number, CHUNK), commit={}, pinned=number == 0)
+        code, sentence = await client.refusal("stage_write", uri="new", size_bytes=CHUNK)
+        assert code == "NO_SPACE"
+        assert "there is no backend, and without --evict-unflushed" in sentence
+    async with running(short_dir, evict_unflushed=True, evict_above=1.0, evict_down_to=1.0) as daemon:
+        client = await daemon.connect()
+        await client.store("new", pattern(9, CHUNK), commit={})
+        assert await client.fetch("0") == pattern(0, CHUNK), "it is pinned"
+        assert await client.fetch("1") is None
+        assert (await client.ask("locate", uri="2"))["sync_status"] == "COMMITTED"
+        code, sentence = await client.refusal("stage_write", uri="more", size_bytes=32 * MIB)
+        assert "--evict-unflushed" not in sentence
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        assert (await client.refusal("stage_write", uri="more", size_bytes=CHUNK))[0] == "NO_SPACE"
+
+
 async def test_nothing_is_evicted_for_a_write_that_could_never_fit(short_dir: Path) -> None:
     async with running(short_dir) as daemon:
         client = await daemon.connect()

@@ -73,6 +73,7 @@ class Config(BaseModel):
     verify_on_commit: bool = False
     scrub_mib_s: Annotated[float, Field(ge=0)] = 16.0
     eviction: Annotated[str, Field(pattern="^(return-rate|lru)$")] = "return-rate"
+    evict_unflushed: bool = False
     evict_above: Annotated[float, Field(gt=0, le=1)] = 0.95
     evict_down_to: Annotated[float, Field(gt=0, le=1)] = 0.90
     presence_table_size: ByteSize = ByteSize(128 * MIB)
@@ -96,11 +97,21 @@ class Config(BaseModel):
             raise ValueError("give either --pool-dir or --device (repeated), and not both")
         if self.device and self.state_dir is None:
             raise ValueError("--device needs --state-dir, the folder for the catalog")
+        if self.evict_unflushed and not self.has_no_backend:
+            raise ValueError(
+                "--evict-unflushed is for a daemon without --backend and --ingest-prefix: what is to be "
+                "flushed there is never dropped before; leave it out"
+            )
         if self.evict_down_to > self.evict_above:
             raise ValueError("--evict-down-to must not be above --evict-above")
         if self.wire not in {str(version) for version in RELEASED}:
             raise ValueError(f"--wire must be one of {', '.join(map(str, RELEASED))}")
         return self
+
+    @property
+    def has_no_backend(self) -> bool:
+        """Whether nothing can be flushed anywhere."""
+        return self.backend is None and not self.ingest_prefix
 
     @property
     def catalog_dir(self) -> Path:
@@ -212,6 +223,7 @@ _HELP: dict[str, str] = {
     "verify_on_commit": "read back what is committed with checksums before the commit is acknowledged",
     "scrub_mib_s": "MiB per second that are read to find corrupt objects, once a day all of them; 0: none",
     "eviction": "who leaves first: return-rate (the kind that seldom comes back) or lru",
+    "evict_unflushed": "without a backend: evict also what was committed to be flushed to one",
     "evict_above": "share of a pool, or of a --capacity, above which eviction starts",
     "evict_down_to": "share of it down to which eviction goes on",
     "presence_table_size": "most memory for the table in which clients look objects up themselves; 0: none",

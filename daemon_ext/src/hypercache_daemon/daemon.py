@@ -175,7 +175,8 @@ def _wired(
         store, high=config.evict_above, low=config.evict_down_to, max_objects=config.max_objects
     )
     flusher = Flusher(store, backend)
-    writer = Writer(store, remover, flusher, config.verify_on_commit)
+    keeps_unflushed = config.has_no_backend and not config.evict_unflushed
+    writer = Writer(store, remover, flusher, config.verify_on_commit, keeps_unflushed)
     ingester = Ingester(store, writer, backend, background)
     scrubber = Scrubber(store, remover, config.scrub_mib_s * MIB)
     drain_file = config.catalog_dir / DRAIN_FILE_NAME

@@ -98,7 +98,7 @@ class DeviceClearing:
         """
 
         def may_leave(stored: StoredObject) -> bool:
-            return is_on(index, stored) and stored.may_be_evicted
+            return is_on(index, stored) and self._store.cache.may_be_evicted(stored)
 
         is_free = self._store.locks.is_free
         evicted = 0

@@ -50,9 +50,14 @@ def refuse_rest(
         results.setdefault(index, DaemonError(ErrorCode.UNAVAILABLE, f"{what}: {error}"))
 
 
-def no_space(report: NoRoom) -> DaemonError:
-    """There is no room, and none can be made."""
-    return DaemonError(ErrorCode.NO_SPACE, report.sentence())
+def no_space(report: NoRoom, *, is_kept_for_good: bool) -> DaemonError:
+    """There is no room, and none can be made; `is_kept_for_good`: what no backend has never leaves."""
+    hint = (
+        "; there is no backend, and without --evict-unflushed what is not yet in one stays until a client "
+        "evicts it"
+    )
+    says_so = is_kept_for_good and report.dirty_bytes > 0
+    return DaemonError(ErrorCode.NO_SPACE, report.sentence() + hint * says_so)
 
 
 def too_many_chunks(action: str, uri: str, has: int, most: int) -> DaemonError:

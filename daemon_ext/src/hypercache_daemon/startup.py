@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 
 from hypercache_protocol.fields import Tier
-from hypercache_protocol.states import DIRTY
+from hypercache_protocol.states import DIRTY, EVICTABLE, SyncStatus
 from hypercache_protocol.versions import WIRE_2_2
 
 from . import devices, presence_table
@@ -174,16 +174,22 @@ def _pools(
 ) -> dict[Tier, Pool]:
     share = config.quarantine_share if config.quarantine_s > 0 else 0.0
     policy = _POLICIES[config.eviction]
-    pools = {Tier.NVME: Pool(Tier.NVME, blocks, policy(), share)}
+    pools = {Tier.NVME: Pool(Tier.NVME, blocks, policy(), share, _evictable(config))}
     if ram_files is not None:
         ram = RamAllocator(_ram_budget(config, ram_files), catalog.epoch * _SERIALS_PER_START)
-        pools[Tier.RAM] = Pool(Tier.RAM, ram, policy(), share)
+        pools[Tier.RAM] = Pool(Tier.RAM, ram, policy(), share, _evictable(config))
     return pools
+
+
+def _evictable(config: Config) -> Set[SyncStatus]:
+    return EVICTABLE | {SyncStatus.COMMITTED} if config.evict_unflushed else EVICTABLE
 
 
 def _capacities(config: Config) -> Capacities:
     policy = _POLICIES[config.eviction]
-    return Capacities(Capacity(prefix, limit, policy()) for prefix, limit in config.capacities.items())
+    evictable = _evictable(config)
+    limits = config.capacities.items()
+    return Capacities(Capacity(prefix, limit, policy(), evictable) for prefix, limit in limits)
 
 
 def _fill(

@@ -50,6 +50,8 @@ class Writer:
     remover: Remover
     flusher: Flusher
     verify_on_commit: bool = False
+    keeps_unflushed: bool = False
+    """Without a backend, what was committed to be flushed to one is never evicted."""
 
     async def stage(
         self, requests: Sequence[StageWrite], connection_id: int | None
@@ -86,7 +88,7 @@ class Writer:
                 break
             appended = await self._append(request, connection_id)
         if not isinstance(appended, tuple):
-            raise no_space(appended)
+            raise self._no_space(appended)
         return appended
 
     async def commit(
@@ -142,7 +144,7 @@ class Writer:
             if not reports or not await self._make_room(requests, reports):
                 break
             reports = await self._stage(requests, connection_id, results)
-        results.update({index: no_space(report) for index, report in reports.items()})
+        results.update({index: self._no_space(report) for index, report in reports.items()})
 
     async def _stage(
         self,
@@ -170,9 +172,12 @@ class Writer:
         results.update(fresh)
         return reports
 
+    def _no_space(self, report: NoRoom) -> DaemonError:
+        return no_space(report, is_kept_for_good=self.keeps_unflushed)
+
     def _too_many_or_too_much(self, request: StageWrite) -> DaemonError:
         report = self.store.cache.misfit(self._want(request))
-        return too_many_objects(self.remover.max_objects) if report is None else no_space(report)
+        return too_many_objects(self.remover.max_objects) if report is None else self._no_space(report)
 
     def _want(self, request: StageWrite) -> Want:
         return request.uri, request.size_bytes, self._tier(request.tier)

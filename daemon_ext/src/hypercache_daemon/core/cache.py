@@ -297,6 +297,10 @@ class Cache:
         """`stored` after `event`."""
         return replace(stored, state=next_state(stored.state, event))
 
+    def may_be_evicted(self, stored: StoredObject) -> bool:
+        """Whether policy may drop it."""
+        return self.pools[stored.tier].may_be_evicted(stored.state, stored.pinned)
+
     def all_rooms(self) -> list[Room]:
         """Every prefix with a limit, then every pool: what leaves under a prefix makes room in its pool."""
         return [*self.capacities, *self.pools.values()]

@@ -11,10 +11,12 @@ Rules:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
+
+from hypercache_protocol.states import EVICTABLE, SyncStatus
 
 from .eviction import EvictionPolicy
 from .extents import rounded_up
@@ -32,8 +34,14 @@ class Capacity(Tally):
             be more, until something is to be staged.
     """
 
-    def __init__(self, prefix: str, limit_bytes: int, policy: EvictionPolicy) -> None:
-        super().__init__(policy)
+    def __init__(
+        self,
+        prefix: str,
+        limit_bytes: int,
+        policy: EvictionPolicy,
+        evictable: Set[SyncStatus] = EVICTABLE,
+    ) -> None:
+        super().__init__(policy, evictable)
         self.prefix = prefix
         self.limit_bytes = limit_bytes
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from hypercache_protocol.fields import Tier
-from hypercache_protocol.states import EVICTABLE, SyncStatus
+from hypercache_protocol.states import SyncStatus
 
 from .extents import Extent, unpacked
 
@@ -56,15 +56,6 @@ class StoredObject:
     @property
     def allocated_bytes(self) -> int:
         return allocated_bytes(self.extents)
-
-    @property
-    def may_be_evicted(self) -> bool:
-        return may_be_evicted(self.state, self.pinned)
-
-
-def may_be_evicted(state: SyncStatus, pinned: bool) -> bool:
-    """Whether policy may drop what is in this state, pinned or not."""
-    return state in EVICTABLE and not pinned
 
 
 def packed_checksums(checksums: Sequence[int] | None) -> bytes | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from itertools import islice
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import EVICTABLE, SyncStatus
 
 from .allocator import Extent
 from .eviction import EvictionPolicy
@@ -42,9 +43,14 @@ class Pool(Tally):
     """
 
     def __init__(
-        self, tier: Tier, blocks: BlockAllocator, policy: EvictionPolicy, quarantine_share: float
+        self,
+        tier: Tier,
+        blocks: BlockAllocator,
+        policy: EvictionPolicy,
+        quarantine_share: float,
+        evictable: Set[SyncStatus] = EVICTABLE,
     ) -> None:
-        super().__init__(policy)
+        super().__init__(policy, evictable)
         self.tier = tier
         self.blocks = blocks
         self._quarantine_limit = int(blocks.total_bytes * quarantine_share)

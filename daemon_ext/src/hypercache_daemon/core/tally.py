@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
-from hypercache_protocol.states import DIRTY, SyncStatus
+from hypercache_protocol.states import DIRTY, EVICTABLE, SyncStatus
 
 from .eviction import EvictionPolicy
-from .objects import StoredObject, may_be_evicted
+from .objects import StoredObject
 from .records import STATES, Heads, in_state
 
 
 class Tally:
-    """Figures in bytes, of what is allocated; each change costs the same, however many objects there are."""
+    """Figures in bytes, of what is allocated; each change costs the same, however many objects there are.
 
-    def __init__(self, policy: EvictionPolicy) -> None:
+    Args:
+        policy: knows what may be evicted.
+        evictable: the states in which an object may be, unless it is pinned.
+    """
+
+    def __init__(self, policy: EvictionPolicy, evictable: Set[SyncStatus] = EVICTABLE) -> None:
         self.policy = policy
+        self._evictable = evictable
         self.used_bytes = 0
         self.staged_bytes = 0
         self.evictable_bytes = 0
@@ -29,6 +35,10 @@ class Tally:
         """Of objects that nobody finds, since a device that they lie on failed; none of the above."""
         self.counts = dict.fromkeys(SyncStatus, 0)
         """Committed objects by state."""
+
+    def may_be_evicted(self, state: SyncStatus, pinned: bool) -> bool:
+        """Whether policy may drop what is in this state, pinned or not."""
+        return state in self._evictable and not pinned
 
     @property
     def taken_bytes(self) -> int:
@@ -42,7 +52,7 @@ class Tally:
         for state, pinned in product(STATES, (False, True)):
             there = in_state(heads, state, pinned=pinned)
             self._count(state, pinned, int(np.count_nonzero(there)), int(sizes[there].sum()))
-            if may_be_evicted(state, pinned):
+            if self.may_be_evicted(state, pinned):
                 evictable |= there
         oldest_first = np.argsort(heads["generation"], kind="stable")
         coldest_first = oldest_first[evictable[oldest_first]]
@@ -52,13 +62,13 @@ class Tally:
     def count_in(self, stored: StoredObject, size_bytes: int) -> None:
         """`stored` is here from now on, and takes `size_bytes`."""
         self._count(stored.state, stored.pinned, 1, size_bytes)
-        if stored.may_be_evicted:
+        if self.may_be_evicted(stored.state, stored.pinned):
             self.policy.inserted(stored.uri, size_bytes)
 
     def count_out(self, stored: StoredObject, size_bytes: int) -> None:
         """`stored`, which took `size_bytes`, is not here any more."""
         self._count(stored.state, stored.pinned, -1, -size_bytes)
-        if stored.may_be_evicted:
+        if self.may_be_evicted(stored.state, stored.pinned):
             self.policy.removed(stored.uri)
 
     def _count(self, state: SyncStatus, pinned: bool, number: int, size_bytes: int) -> None:
@@ -66,4 +76,4 @@ class Tally:
         self.counts[state] += number
         self.pinned_bytes += size_bytes if pinned else 0
         self.dirty_bytes += size_bytes if state in DIRTY else 0
-        self.evictable_bytes += size_bytes if may_be_evicted(state, pinned) else 0
+        self.evictable_bytes += size_bytes if self.may_be_evicted(state, pinned) else 0
