@@ -252,8 +252,8 @@ def test_close_sends_away_writes_that_wait_for_loads(
     until(lambda: reading.waiting == 1)
     driver.connector.submit_batch_set(["l"], [bytearray(20 * 4096)])
     until(lambda: driver.connector._engine.gate.waiting == 4)  # four threads and the caller, less one
-    assert writing.waiting == 1
-    assert driver.connector.status()["transfers"]["waited"] == 4
+    until(lambda: writing.waiting == 1)
+    until(lambda: driver.connector.status()["transfers"].get("waited") == 4)
     closing = threading.Thread(target=driver.connector.close)
     closing.start()
     until(lambda: driver.connector._engine.gate.waiting == 0)

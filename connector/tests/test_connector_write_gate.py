@@ -74,7 +74,7 @@ def test_a_write_waits_while_a_load_and_another_write_are_under_way(
     first.end()
     until(lambda: second.turn is Outcome.OK)
     assert gate.waiting == 0
-    assert counters.snapshot() == {"transfers": {"waited": 1}}
+    until(lambda: counters.snapshot() == {"transfers": {"waited": 1}})
 
 
 def test_many_that_wait_come_in_one_by_one_and_all_of_them(

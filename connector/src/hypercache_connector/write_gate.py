@@ -61,7 +61,7 @@ class WriteGate:
         not come by `deadline` (monotonic), CLOSED where `close` did before: then nothing must be written.
         """
         write = Write(size_bytes)
-        try:  # from here on, since Ctrl-C may break off any step, and a write that never leaves holds up others
+        try:  # from here on: Ctrl-C may break off any step, and a write that never leaves holds up others
             with self._lock:
                 self._call(self._turns.write_comes(write))
             yield self._turn(write, deadline)
