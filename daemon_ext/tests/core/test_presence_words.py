@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypercache_daemon.core.allocator import Allocator
@@ -50,6 +52,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(URIS), st.sampled_from([True, False, 
 
 
 @pytest.mark.parametrize("buckets", [1, 2, 8, 64])
+@settings(deadline=None)
 @given(loaded=st.dictionaries(st.sampled_from(URIS), st.booleans()), steps=STEPS)
 def test_it_has_what_the_object_table_has(
     buckets: int, loaded: dict[str, bool], steps: list[tuple[str, bool | None]]
@@ -98,6 +101,18 @@ def test_what_found_no_place_is_counted_until_it_goes() -> None:
     words.change(URIS[0], True, None)
     assert (table.unplaced, table.look_up(URIS[:1])) == (1, [Presence.ABSENT])
     words.change(URIS[8], True, None)
+    assert table.unplaced == 0
+
+
+def test_what_finds_no_place_costs_the_same_however_much_there_is_of_it() -> None:
+    uris = [f"hypercache://a/{number}" for number in range(30_000)]
+    table = view(1)
+    words = PresenceWords(table)
+    started = time.perf_counter()
+    words.load(uris, np.ones(len(uris), np.bool_))
+    for uri in uris:
+        words.change(uri, True, None)
+    assert time.perf_counter() - started < 5, "it goes over all of them for each"
     assert table.unplaced == 0
 
 

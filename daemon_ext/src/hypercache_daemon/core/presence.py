@@ -66,15 +66,17 @@ class PresenceWords:
             self._memory[place] = word
             return
         self._unplaced[word] += 1
-        self._count()
+        self._memory[_UNPLACED] += 1
 
     def _remove(self, word: int) -> None:
         place = self._found(word, word)
         if place is not None:
             self._memory[place] = _EMPTY
             return
-        self._unplaced -= Counter({word: 1})
-        self._count()
+        self._unplaced[word] -= 1
+        if not self._unplaced[word]:
+            del self._unplaced[word]
+        self._memory[_UNPLACED] -= 1
 
     def _found(self, word: int, wanted: int) -> int | None:
         """The first place for `word` that holds `wanted`."""
@@ -84,6 +86,3 @@ class PresenceWords:
             if wanted in there:
                 return start + there.index(wanted)
         return None
-
-    def _count(self) -> None:
-        self._memory[_UNPLACED] = self._unplaced.total()
