@@ -3,6 +3,7 @@
 Rules:
 1. Its size never changes and no client can write to it: it is sealed before anybody gets it.
 2. It has no name. Who may connect gets it over the socket; nothing of it outlives the daemon and its readers.
+3. Its memory is taken at once: were some missing later, that would end whoever touches it, reader or daemon.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def made(geometry: Geometry | None) -> SharedTable | None:
 def _made(geometry: Geometry) -> SharedTable:
     descriptor = os.memfd_create("hypercache-presence", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(descriptor, geometry.size_bytes)
+        os.posix_fallocate(descriptor, 0, geometry.size_bytes)
         memory = mmap.mmap(descriptor, geometry.size_bytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         return SharedTable(descriptor, TableView(memoryview(memory), geometry))
