@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -128,6 +129,31 @@ async def test_nobody_who_gets_it_can_change_it(short_dir: Path) -> None:
                     mmap.mmap(again, size_bytes)
             finally:
                 os.close(again)
+
+
+async def test_no_look_has_to_find_memory_for_it(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        _, _, descriptors = await trio.to_thread.run_sync(read_table, daemon)
+        with closing_all(descriptors) as descriptor:
+            found = os.fstat(descriptor)
+            assert found.st_blocks * 512 >= found.st_size
+
+
+async def test_the_table_goes_without_its_descriptor_where_too_many_are_on_their_way(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The kernel counts those of one user that are sent and not received: others may keep it at the limit.
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ETOOMANYREFS, "Too many references: cannot splice")
+
+    async with running(short_dir) as daemon:
+        with monkeypatch.context() as patched:
+            patched.setattr(socket.socket, "sendmsg", refuse)
+            word, _, descriptors = await trio.to_thread.run_sync(read_table, daemon)
+        assert (word, descriptors) == ("PRESENCE_TABLE", [])
+        _, _, descriptors = await trio.to_thread.run_sync(read_table, daemon)
+        with closing_all(descriptors):
+            pass
 
 
 @pytest.mark.parametrize("asked_before", [0, 40])

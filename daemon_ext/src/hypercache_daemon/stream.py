@@ -9,6 +9,7 @@ are:
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from array import array
@@ -64,16 +65,19 @@ class Stream:
                 sent += self.send_now(view[sent:])
 
     async def send_enclosing(self, data: bytes, descriptor: int) -> None:
-        """Send everything, and with its first byte the descriptor.
+        """Send everything, and with its first byte the descriptor; without it where more are on their way
+        to this user than the kernel allows, which others may be to blame for.
 
         Raises:
             trio.BrokenResourceError, trio.ClosedResourceError: as for `receive`.
         """
         enclosed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))
+        sent = 0
         try:
             sent = await self._socket.sendmsg([data], [enclosed])
-        except OSError as error:  # also where too many descriptors are on their way to this user
-            raise trio.BrokenResourceError from error
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise trio.BrokenResourceError from error
         await self.send_all(data[sent:])
 
     def stop_receiving(self) -> None:
