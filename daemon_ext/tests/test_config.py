@@ -99,7 +99,7 @@ def test_a_group_is_known_by_its_name() -> None:
         ([*POOL, "--wire", "0.9"], ["--wire", "1.0", "1.1"]),
         ([*POOL, "--log-level", "loud"], ["--log-level"]),
         ([*POOL, "--max-connections", "0"], ["--max-connections"]),
-        ([*POOL, "--evict-unflushed", "--backend", "file:///b"], ["--evict-unflushed is for a daemon without"]),
+        ([*POOL, "--evict-unflushed", "--backend", "file:///b"], ["--evict-unflushed is for a daemon"]),
         ([*POOL, "--evict-unflushed", "--ingest-prefix", "s3://a"], ["--ingest-prefix", "leave it out"]),
         ([*POOL, "--quarantine-s", "-1"], ["--quarantine-s"]),
         ([*POOL, "--quarantine-s", "nan"], ["--quarantine-s"]),
