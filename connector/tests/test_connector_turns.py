@@ -73,6 +73,17 @@ def test_writes_begin_in_the_order_in_which_they_came_and_one_that_leaves_lets_t
     assert turns.write_leaves(large) == [small]
 
 
+def test_a_write_that_insists_begins_out_of_turn_and_counts_as_any_other() -> None:
+    turns = Turns(0.2, READERS)
+    turns.load_begins(1, CHUNK)
+    hanging, waiting, insisting = comes(turns), comes(turns), comes(turns)
+    turns.write_insists(insisting)
+    assert (insisting.at_work, waiting.at_work) == (True, False)
+    turns.write_insists(insisting)
+    assert turns.write_leaves(hanging) == []
+    assert turns.write_leaves(insisting) == [waiting]
+
+
 def test_a_write_that_never_came_may_leave() -> None:
     turns = Turns(0.2, READERS)
     turns.load_begins(1, CHUNK)

@@ -115,6 +115,20 @@ def test_after_its_deadline_a_write_is_late_and_the_next_one_is_not_held_up(
     until(lambda: second.turn is Outcome.OK)
 
 
+def test_a_write_that_hangs_does_not_hold_up_all_others(counters: Counters) -> None:
+    gate = WriteGate(0.2, 16, counters, patience_s=0.02)
+    with gate.loading(1, CHUNK):
+        hanging = Writer(gate)
+        until(lambda: hanging.turn is Outcome.OK)
+        others = [Writer(gate) for _ in range(3)]
+        until(lambda: all(each.turn is Outcome.OK for each in others))
+        assert gate.waiting == 0
+    for writer in (*others, hanging):
+        writer.end()
+    with gate.loading(1, CHUNK), gate.writing(CHUNK, time.monotonic()) as turn:
+        assert turn is Outcome.OK, "those that left are not at work any more"
+
+
 def test_close_sends_away_those_that_wait_and_lets_no_more_in(
     busy: tuple[ExitStack, Writer, Writer], gate: WriteGate
 ) -> None:

@@ -11,7 +11,8 @@ Rules:
 4. When the last load ends the bound does not fall at once: it grows by the bytes of each write that ends.
    Between two batches of loads there is mostly a moment without any, and all writes that were let in then
    would stand before the next batch.
-5. Writes begin in the order in which they came.
+5. Writes begin in the order in which they came, but for one that insists: those at work may hang on a device
+   that has failed, and those of other devices must not wait for them.
 """
 
 from __future__ import annotations
@@ -68,6 +69,12 @@ class Turns:
         self._waiting.append(write)
         return self._begun()
 
+    def write_insists(self, write: Write) -> None:
+        """It has waited too long and begins now, whatever else is at work."""
+        if write in self._waiting:
+            self._waiting.remove(write)
+            self._begin(write)
+
     def write_leaves(self, write: Write) -> list[Write]:
         """It ended, or no longer waits; nothing where it never came."""
         if write in self._waiting:
@@ -89,11 +96,13 @@ class Turns:
     def _begun(self) -> list[Write]:
         begun = []
         while self._waiting and self._fits(self._waiting[0]):
-            write = self._waiting.popleft()
-            write.at_work = True
-            self._write_bytes += write.size_bytes
-            begun.append(write)
+            begun.append(self._waiting.popleft())
+            self._begin(begun[-1])
         return begun
+
+    def _begin(self, write: Write) -> None:
+        write.at_work = True
+        self._write_bytes += write.size_bytes
 
     def _fits(self, write: Write) -> bool:
         return not self._write_bytes or self._write_bytes + write.size_bytes <= self._bound_bytes
