@@ -18,7 +18,6 @@ from .devices import COUNTS
 from .outcomes import Counters, Outcome
 from .turns import Turns, Write
 
-
 PATIENCE_S = 5.0
 """A full chunk of each of 16 threads takes less, one after the other, on a device that writes 14 MB/s."""
 
