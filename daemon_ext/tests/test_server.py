@@ -6,25 +6,17 @@ import grp
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from umasks import umask
 
 from hypercache_daemon.access import Access
 from hypercache_daemon.server import SocketError, bind, remove_socket
 
 MASKS = pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o777])
-
-
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def mode(path: Path) -> int:

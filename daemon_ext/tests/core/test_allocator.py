@@ -7,32 +7,11 @@ from collections.abc import Iterable
 from itertools import chain
 
 import pytest
+from allocators import GIB, SUPERBLOCK_BYTES, allocated, filled, pool
 from chunk_tables import table_of
 
 from hypercache_daemon.core.allocator import ALIGNMENT, Allocator, Extent
 from hypercache_protocol.fields import CHUNK_SIZE, KIB, MIB
-
-GIB = 1024 * MIB
-SUPERBLOCK_BYTES = MIB
-
-
-def pool(*usable_bytes: int) -> Allocator:
-    """Devices 0, 1, … with so much room behind the reserved start."""
-    return Allocator({i: SUPERBLOCK_BYTES + size for i, size in enumerate(usable_bytes)}, SUPERBLOCK_BYTES)
-
-
-def allocated(allocator: Allocator, size_bytes: int) -> tuple[Extent, ...]:
-    extents = allocator.allocate(size_bytes)
-    assert extents is not None
-    return extents
-
-
-def filled(allocator: Allocator, size_bytes: int) -> list[tuple[Extent, ...]]:
-    """Objects of one size until none fits."""
-    objects = []
-    while extents := allocator.allocate(size_bytes):
-        objects.append(extents)
-    return objects
 
 
 def assert_disjoint(objects: Iterable[Iterable[Extent]]) -> None:

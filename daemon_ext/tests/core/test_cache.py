@@ -195,19 +195,6 @@ def test_only_writes_of_clients_that_are_not_committed_count_as_staged() -> None
     assert cache.has_staged_writes
 
 
-def test_blocks_rest_only_once_the_last_of_several_readers_is_done() -> None:
-    cache = cache_of([MIB])
-    stored = cache.get("0")
-    assert stored is not None
-    cache.begin_reading(stored)
-    cache.begin_reading(stored)
-    cache.apply_remove("0", now=0)
-    cache.end_reading(stored)
-    assert cache.release_due(now=1000, most=9) == []
-    cache.end_reading(stored)
-    assert [hold.extents for hold in cache.release_due(now=1000, most=9)] == [stored.extents]
-
-
 # -- loading the catalog -----------------------------------------------------------------------------------
 
 
