@@ -125,6 +125,19 @@ def finds_without_lane(driver: Any) -> None:
     assert not driver.connector.status()["daemon"]["lookup_lane_open"]
 
 
+def test_the_lane_follows_the_client_to_another_daemon_though_the_old_one_never_closes_it(
+    scripted2, connect
+) -> None:
+    driver = opened(connect(scripted2.socket_path))
+    scripted2.instance_id = "another"
+    client = driver.connector._engine.client
+    client.discard(client.borrow())  # so that the next lookup greets the daemon anew
+    assert driver.exists(["by thread"]) == [False]
+    assert driver.exists(["finds that another daemon answers"]) == [False]
+    before = answered(driver)
+    until(lambda: driver.exists(["in the lane"]) == [False] and answered(driver) > before)
+
+
 # -- what ends it --------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
+from hypercache_connector.connection import Connection
 from hypercache_connector.outcomes import Outcome
 from hypercache_connector.presence import PresenceTable, UnusableTable
 from hypercache_protocol.batches import GetPresenceTable, PresenceTableReply
@@ -333,6 +334,44 @@ def test_a_table_goes_with_its_connection(scripted2, connect) -> None:
         scripted2.drop_connections()
         assert driver.exists(KEYS) == HALF
         assert not has_table(driver)
+
+
+def test_no_table_is_taken_for_that_of_the_connection_after_it(
+    scripted2, connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with memory() as descriptor:
+        gives(scripted2, enclosing(descriptor))
+        driver = with_table(stored_half(connect(scripted2.socket_path)))
+        gives(scripted2, enclosing())
+        lane = driver.connector._lane
+        tables = [lane._table]
+
+        def seen(_: object) -> object:
+            """The table, and before anything else is looked at the connection gives way to another."""
+            table = tables[-1]
+            if len(tables) == 1:
+                with lane._lock:
+                    lane._fall("a test")
+                lane.open(frozenset())
+            return table
+
+        seldom = property(seen, lambda _, table: tables.append(table))
+        monkeypatch.setattr(type(lane), "_table", seldom, raising=False)
+        assert driver.exists(KEYS) == HALF, "what the daemon says, not the empty table that it gave before"
+
+
+def test_a_fault_over_the_table_costs_no_lookup(
+    daemon, connect, monkeypatch: pytest.MonkeyPatch, open_descriptors
+) -> None:
+    def fault(*_: object) -> None:
+        raise RuntimeError("nobody foresaw it")
+
+    monkeypatch.setattr(Connection, "presence_table", fault)
+    driver = stored_half(connect(daemon.socket_path))
+    assert driver.exists(KEYS) == HALF
+    before = open_descriptors()
+    assert [driver.exists(KEYS) for _ in range(20)] == [HALF] * 20
+    assert open_descriptors() <= before + 2
 
 
 def test_the_words_of_a_table_are_found_by_the_uris_of_keys(scripted2, connect) -> None:

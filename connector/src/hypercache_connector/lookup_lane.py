@@ -105,21 +105,26 @@ class LookupLane(Generic[T]):
         return self._table is not None
 
     def open(self, needs: frozenset[str]) -> None:
-        """Take a connection from the client, unless there is one or the daemon speaks no frames.
+        """Take a connection from the client, unless there is one or the daemon speaks no frames. Raises
+        nothing: without a lane lookups go the ordinary way.
 
         Args:
             needs: features that the daemon must have.
         """
+        if not self._is_at_home():
+            return
+        self._leave_other_daemon()
         wire = self._client.wire
         if self.is_open or self._closed.is_set() or wire is None or wire < WIRE_2_0:
-            return
-        if not self._is_at_home():
             return
         try:
             connection = self._client.borrow(needs=needs)
             table = self._table_over(connection)
         except DaemonUnavailable as error:
             logger.debug("the lookup lane stays closed: %s", error)
+            return
+        except Exception:  # noqa: BLE001 - boundary: the thread that looked something up goes on
+            logger.exception("the lookup lane cannot be opened")
             return
         with self._lock:
             usable = connection.max_in_flight and not self.is_open and not self._closed.is_set()
@@ -137,9 +142,17 @@ class LookupLane(Generic[T]):
             return None
         try:
             return connection.presence_table(time.monotonic() + self._timeout_s)
-        except DaemonUnavailable:
+        except BaseException:
             self._client.discard(connection)
             raise
+
+    def _leave_other_daemon(self) -> None:
+        """Close a connection to a daemon that is not the client's any more: it may hang for ever."""
+        left: list[_Waiting[T]] = []
+        with self._lock:
+            if self._connection is not None and not self._client.is_current(self._connection):
+                left = self._fall("another daemon answers by now")
+        self._hand_back(left)
 
     def ask(self, task: T) -> bool:
         """Look it up or ask the daemon; False where `task` must go the ordinary way."""
@@ -161,7 +174,9 @@ class LookupLane(Generic[T]):
         return True
 
     def _from_table(self, task: T) -> list[Outcome] | None:
-        table, connection = self._table, self._connection
+        # The connection first: where it is still open at the end, a table that was seen after it is its own.
+        connection = self._connection
+        table = self._table
         if table is None or connection is None or self._client.breaker_open:
             return None
         if not self._client.is_current(connection) or connection.is_hung_up():
