@@ -8,9 +8,8 @@ from .actions import DaemonRefused
 from .adapter import HyperCacheConnector
 from .client import Client
 from .config import ConfigError
-from .connection import DaemonUnavailable
 from .kv_store import KVStore
-from .outcomes import Outcome
+from .outcomes import DaemonUnavailable, Outcome
 
 __all__ = [
     "Client",

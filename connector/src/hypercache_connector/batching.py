@@ -51,13 +51,13 @@ from .layouts import Answer
 from .outcomes import Outcome
 from .prefixes import shared_prefix
 
-_FRAME_BYTES = 512
+FRAME_BYTES = 512
 """More than the fields of a batch cost beside its items."""
 
-_ITEM_BYTES = 32
+ITEM_BYTES = 32
 """More than an item costs beside its strings and checksums: their heads, a size, a count."""
 
-_CHARACTER_BYTES = 4
+CHARACTER_BYTES = 4
 """The most that one character has."""
 
 
@@ -120,31 +120,6 @@ def staged_or_stored(batch: Batch, reply: Reply) -> list[Answer]:
     return answers
 
 
-def presence_batches(uris: Sequence[str], limits: HelloLimits) -> Iterator[Batch]:
-    """The requests that ask which of these could be verified if they were loaded now, within the daemon's
-    limits."""
-    widest = 1 if all(map(str.isascii, uris)) else _CHARACTER_BYTES
-    longest_bytes = max(map(len, uris), default=0) * widest + _ITEM_BYTES
-    most = max(1, min(limits.max_batch, (limits.max_request_bytes - _FRAME_BYTES) // longest_bytes))
-    for start in range(0, len(uris), most):
-        part = uris[start : start + most]
-        yield _presence_of(*shared_prefix(part), start)
-
-
-def presence_batch(prefix: str, suffixes: tuple[str, ...], limits: HelloLimits) -> Batch | None:
-    """The same as one request, with what the uris begin with and the rest of each; None where it may take
-    more than one."""
-    characters = len(prefix) + sum(map(len, suffixes))
-    size_bytes = _FRAME_BYTES + _ITEM_BYTES * len(suffixes) + _CHARACTER_BYTES * characters
-    if not suffixes or len(suffixes) > limits.max_batch or size_bytes > limits.max_request_bytes:
-        return None
-    return _presence_of(prefix, suffixes, 0)
-
-
-def _presence_of(prefix: str, suffixes: tuple[str, ...], start: int) -> Batch:
-    return Batch(LocateMany.trusted(prefix=prefix, suffixes=suffixes), start, len(suffixes))
-
-
 # -- joining -------------------------------------------------------------------------------------------
 
 
@@ -153,7 +128,7 @@ def _joinable(requests: Sequence[Request], start: int, limits: HelloLimits) -> i
     kind = _kind(requests[start])
     if kind is None:
         return 1
-    left_bytes = limits.max_request_bytes - _FRAME_BYTES
+    left_bytes = limits.max_request_bytes - FRAME_BYTES
     count = 0
     for request in requests[start : start + limits.max_batch]:
         if _kind(request) != kind:
@@ -166,7 +141,7 @@ def _joinable(requests: Sequence[Request], start: int, limits: HelloLimits) -> i
 
 
 def _size_bytes(request: Any) -> int:
-    size_bytes = _ITEM_BYTES + len(request.uri.encode())
+    size_bytes = ITEM_BYTES + len(request.uri.encode())
     # By its type: to ask a message of pydantic's for what it lacks takes longer than all else here.
     if type(request) is CommitWrite:
         size_bytes += len((request.stage_id or "").encode()) + 4 * len(request.chunk_checksums or ())

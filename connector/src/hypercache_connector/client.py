@@ -28,9 +28,9 @@ from hypercache_protocol.versions import LATEST, RELEASED, features_of
 
 from .actions import Actions
 from .config import find_socket
-from .connection import Connection, DaemonUnavailable, DeadBeforeSending
+from .connection import Connection, DeadBeforeSending
 from .layouts import Answer
-from .outcomes import Outcome, logger
+from .outcomes import DaemonUnavailable, Outcome, logger
 
 _T = TypeVar("_T")
 

@@ -40,10 +40,8 @@ from hypercache_protocol.batches import (
     Hello,
     HelloLimits,
     HelloReply,
-    LocatedMany,
     PresenceTableReply,
 )
-from hypercache_protocol.layout import bit_array
 from hypercache_protocol.messages import Locate, Ping, PongReply, Reply, Request, StageWrite
 from hypercache_protocol.negotiation import parsed, spoken
 from hypercache_protocol.session import DEFAULT_LIMITS
@@ -52,14 +50,14 @@ from hypercache_protocol.versions import features_of
 from .batching import (
     Batch,
     batched,
-    presence_batch,
-    presence_batches,
     replies_of,
     staged_or_stored,
     unless_stored_batches,
 )
-from .layouts import Answer, doubt_about, refusal
-from .outcomes import Outcome, logger
+from .dialing import connected
+from .layouts import Answer, doubt_about
+from .lookups import presence, presence_batch, presence_batches
+from .outcomes import DaemonUnavailable, Outcome, logger
 from .presence import PresenceTable, UnusableTable
 
 _T = TypeVar("_T")
@@ -70,16 +68,7 @@ WINDOW_REQUESTS = 64
 WINDOW_BYTES = 64 * 1024
 _RECEIVE_BYTES = 64 * 1024
 _MOST_ENCLOSED = 4
-_RETRY_CONNECT_S = 0.01
 _DEAD = (errno.EPIPE, errno.ECONNRESET)
-
-
-class DaemonUnavailable(Exception):
-    """There is no answer from the daemon that can be trusted; `outcome` says of which kind."""
-
-    def __init__(self, outcome: Outcome, message: str) -> None:
-        super().__init__(message)
-        self.outcome = outcome
 
 
 class DeadBeforeSending(DaemonUnavailable):
@@ -116,7 +105,7 @@ class Connection:
         """
         self._session = Session(Role.CLIENT, version=version)
         self._limits: HelloLimits | None = None
-        self._socket = _connected(socket_path, deadline, stop)
+        self._socket = connected(socket_path, deadline, stop)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._enclosed: list[int] | None = None  # descriptors that came with what is awaited
@@ -185,7 +174,7 @@ class Connection:
         if self._limits is None:
             requests = [Locate(uri=uri, auto_ingest=False) for uri in uris]
             return [doubt_about(reply) for reply in self._pipelined(requests, deadline)]
-        return self._in_batches(list(presence_batches(uris, self._limits)), deadline, _presence)
+        return self._in_batches(list(presence_batches(uris, self._limits)), deadline, presence)
 
     def stage_unless_stored(self, requests: Sequence[StageWrite], deadline: float) -> list[Answer]:
         """For each request its reply, or ALREADY_STORED; only where the daemon has that feature.
@@ -306,7 +295,7 @@ class Connection:
         Raises:
             DaemonUnavailable: close the connection.
         """
-        return _split([posted.batch], [reply], _presence)
+        return _split([posted.batch], [reply], presence)
 
     # -- one window --------------------------------------------------------------------------------------
 
@@ -392,49 +381,7 @@ def _split(
         raise DaemonUnavailable(Outcome.DAEMON_GARBLED, error.message) from None
 
 
-def _presence(batch: Batch, reply: Reply) -> list[Outcome]:
-    if not isinstance(reply, LocatedMany):
-        return [refusal(reply)] * batch.count
-    # Two bits make the index of what they say, so that one pass in C goes over the keys.
-    bits = 2 * bit_array(reply.present, batch.count) + bit_array(reply.verifiable, batch.count)
-    codes: list[int] = bits.tolist()
-    if _CONTRADICTION in codes:
-        raise InvalidMessage("the reply to locate_many calls verifiable what is not present")
-    return list(map(_PRESENCE.__getitem__, codes))
-
-
-_CONTRADICTION = 1
-_PRESENCE = (Outcome.ABSENT, Outcome.INTERNAL_ERROR, Outcome.UNVERIFIABLE, Outcome.OK)
-"""By 2 * present + verifiable."""
-
-
 def _within_own(announced: HelloLimits) -> HelloLimits:
     """The daemon's limits, as far as this side's session can go."""
     most = min(announced.max_request_bytes, DEFAULT_LIMITS.max_request_bytes)
     return announced.model_copy(update={"max_request_bytes": most})
-
-
-def _connected(socket_path: str, deadline: float, stop: threading.Event) -> socket.socket:
-    try:
-        connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    except OSError as error:  # this process has no descriptor left
-        raise DaemonUnavailable(Outcome.DAEMON_GONE, f"no socket to be had: {error.strerror}") from None
-    try:
-        connecting.setblocking(False)
-        while not _accepted(connecting, socket_path):
-            if time.monotonic() >= deadline or stop.wait(_RETRY_CONNECT_S):
-                raise DaemonUnavailable(Outcome.DAEMON_LATE, "the daemon does not accept connections")
-    except BaseException:
-        connecting.close()
-        raise
-    return connecting
-
-
-def _accepted(connecting: socket.socket, socket_path: str) -> bool:
-    try:
-        connecting.connect(socket_path)
-    except BlockingIOError:  # a Unix socket says so when the daemon's backlog is full
-        return False
-    except OSError as error:
-        raise DaemonUnavailable(Outcome.DAEMON_GONE, f"{socket_path}: {error.strerror}") from None
-    return True

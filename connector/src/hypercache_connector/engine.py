@@ -22,10 +22,9 @@ from hypercache_protocol.messages import ErrorReply, GetWriteStatus, Locate, Req
 from . import checksum
 from .client import Client
 from .config import EngineConfig
-from .connection import DaemonUnavailable
 from .devices import Devices
 from .layouts import Answer, ChunkTransfer
-from .outcomes import Counters, Outcome, ThrottledLog, logger
+from .outcomes import Counters, DaemonUnavailable, Outcome, ThrottledLog, logger
 from .workers import ChunkWorkers, join_all
 from .write_gate import WriteGate
 

@@ -30,8 +30,8 @@ from hypercache_protocol import WIRE_2_0, LocalProtocolError
 from hypercache_protocol.messages import Reply
 
 from .client import Client
-from .connection import Connection, DaemonUnavailable, Posted
-from .outcomes import Outcome, logger
+from .connection import Connection, Posted
+from .outcomes import DaemonUnavailable, Outcome, logger
 from .presence import PresenceTable
 
 T = TypeVar("T")

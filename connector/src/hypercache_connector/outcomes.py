@@ -84,6 +84,14 @@ def reasons(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(f"{reason}: {count}" for reason, count in sorted(bad.items()))
 
 
+class DaemonUnavailable(Exception):
+    """There is no answer from the daemon that can be trusted; `outcome` says of which kind."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
 class Counters:
     """Counts by group and name, from any thread."""
 

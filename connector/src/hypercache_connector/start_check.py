@@ -5,9 +5,8 @@ from __future__ import annotations
 from .actions import DaemonRefused
 from .client import Client
 from .config import ConfigError, EngineConfig
-from .connection import DaemonUnavailable
 from .devices import check_access
-from .outcomes import logger
+from .outcomes import DaemonUnavailable, logger
 
 _CHECK_TIMEOUT_S = 1.0
 """How long a start waits for a daemon that is there and does not answer."""

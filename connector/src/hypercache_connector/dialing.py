@@ -1,0 +1,45 @@
+"""A socket to the daemon, connected within a deadline."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+from .outcomes import DaemonUnavailable, Outcome
+
+_RETRY_S = 0.01
+
+
+def connected(socket_path: str, deadline: float, stop: threading.Event) -> socket.socket:
+    """
+    Args:
+        deadline: on the monotonic clock.
+        stop: gives up the attempt when set.
+
+    Raises:
+        DaemonUnavailable: nobody listens there, or accepts in time.
+    """
+    try:
+        connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:  # this process has no descriptor left
+        raise DaemonUnavailable(Outcome.DAEMON_GONE, f"no socket to be had: {error.strerror}") from None
+    try:
+        connecting.setblocking(False)
+        while not _accepted(connecting, socket_path):
+            if time.monotonic() >= deadline or stop.wait(_RETRY_S):
+                raise DaemonUnavailable(Outcome.DAEMON_LATE, "the daemon does not accept connections")
+    except BaseException:
+        connecting.close()
+        raise
+    return connecting
+
+
+def _accepted(connecting: socket.socket, socket_path: str) -> bool:
+    try:
+        connecting.connect(socket_path)
+    except BlockingIOError:  # a Unix socket says so when the daemon's backlog is full
+        return False
+    except OSError as error:
+        raise DaemonUnavailable(Outcome.DAEMON_GONE, f"{socket_path}: {error.strerror}") from None
+    return True
