@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypercache_connector.keys import UriMapping
+from hypercache_connector.prefixes import shared_up_to
 
 # Frozen with version 1 of the mapping: lines are added, never edited.
 GOLDEN = [
@@ -89,3 +90,13 @@ def test_a_batch_has_the_uris_of_its_keys(shared: str, keys: list[str]) -> None:
     mapping = UriMapping("n/s")
     whole = [shared + key for key in keys]
     assert mapping.uris(whole) == [mapping.uri(key) for key in whole]
+
+
+@given(st.lists(st.text("a@/é", max_size=6), max_size=6))
+def test_what_keys_share_up_to_a_separator_is_taken_off_all_or_none(keys: list[str]) -> None:
+    split = shared_up_to("@", keys)
+    prefix = keys[0][: keys[0].rfind("@") + 1] if keys else ""
+    if not prefix or not all(key.startswith(prefix) for key in keys):
+        assert split is None
+    else:
+        assert split == (prefix, tuple(key[len(prefix) :] for key in keys))

@@ -16,10 +16,14 @@ def shared_up_to(separator: str, texts: Sequence[str]) -> tuple[str, tuple[str, 
     """The first text up to its last `separator`, and the rest of each; None where not all begin with that.
     Found more quickly than by `shared_prefix`, and as good where the texts differ behind it only."""
     cut = texts[0].rfind(separator) + 1 if texts else 0
-    prefix = texts[0][:cut] if cut else ""
-    if not cut or not all(map(str.startswith, texts, repeat(prefix))):
+    if not cut:
         return None
-    return prefix, tuple([text[cut:] for text in texts])
+    prefix = texts[0][:cut]
+    rests = tuple(map(str.removeprefix, texts, repeat(prefix)))
+    # Each that began with it is shorter by just that, and each other one is as it was.
+    if len("".join(texts)) - len("".join(rests)) != cut * len(texts):
+        return None
+    return prefix, rests
 
 
 def _shared_length(one: str, other: str) -> int:
