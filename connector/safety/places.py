@@ -41,13 +41,14 @@ def kind() -> str:
 
 
 @contextmanager
-def places(count: int) -> Iterator[Places]:
-    """`count` devices in memory, of POOL_MIB together; nothing of them is left."""
+def places(count: int, sector_bytes: int = 512) -> Iterator[Places]:
+    """`count` devices in memory, of POOL_MIB together, with such sectors where they are loop devices; nothing
+    of them is left."""
     with tempfile.TemporaryDirectory(prefix="hc", dir="/dev/shm") as name:
         folder, size_mib = Path(name), POOL_MIB // count
         files = tuple(folder / f"disk-{number}" for number in range(count))
         if can_make_loop_devices():
-            with loop_devices(folder, count, size_mib) as devices:
+            with loop_devices(folder, count, size_mib, sector_bytes) as devices:
                 yield Places(devices, files)
             return
         for file in files:

@@ -234,9 +234,12 @@ class Scene:
             self.rule = unchanged_reply
 
     @contextmanager
-    def anew(self, *extra: str) -> Iterator[Scene]:
-        """The same on a daemon of its own, with further arguments of it."""
-        with scene(self.cell, self.lmcache, self.other, *extra, prefix=f"{next(_numbers)} ") as another:
+    def anew(self, *extra: str, sector_bytes: int = 512) -> Iterator[Scene]:
+        """The same on a daemon and devices of its own, with further arguments of it."""
+        prefix = f"{next(_numbers)} "
+        with scene(
+            self.cell, self.lmcache, self.other, *extra, prefix=prefix, sector_bytes=sector_bytes
+        ) as another:
             yield another
 
     def close(self) -> None:
@@ -247,11 +250,16 @@ class Scene:
 
 @contextmanager
 def scene(
-    cell: Cell, lmcache: ScenarioProcess, other: Callable[[], ScenarioProcess], *extra: str, prefix: str = ""
+    cell: Cell,
+    lmcache: ScenarioProcess,
+    other: Callable[[], ScenarioProcess],
+    *extra: str,
+    prefix: str = "",
+    sector_bytes: int = 512,
 ) -> Iterator[Scene]:
     """A scene whose daemon reuses freed blocks at once, so that whoever trusts an old layout is caught, and
     reads nothing by itself."""
-    with places(cell.devices) as held:
+    with places(cell.devices, sector_bytes) as held:
         backend = held.files[0].parent / "backend"
         backend.mkdir()
         options = DaemonOptions(

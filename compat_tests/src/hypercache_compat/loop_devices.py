@@ -17,9 +17,10 @@ def can_make_loop_devices() -> bool:
 
 
 @contextmanager
-def loop_device(backing_file: Path) -> Iterator[str]:
+def loop_device(backing_file: Path, sector_bytes: int = 512) -> Iterator[str]:
     """The path of a loop device over `backing_file`; it is detached afterwards."""
-    device = _run("losetup", "--find", "--show", str(backing_file)).strip()
+    sectors = ("--sector-size", str(sector_bytes))
+    device = _run("losetup", "--find", "--show", *sectors, str(backing_file)).strip()
     try:
         yield device
     finally:
@@ -27,7 +28,9 @@ def loop_device(backing_file: Path) -> Iterator[str]:
 
 
 @contextmanager
-def loop_devices(folder: Path, count: int, size_mib: int) -> Iterator[tuple[str, ...]]:
+def loop_devices(
+    folder: Path, count: int, size_mib: int, sector_bytes: int = 512
+) -> Iterator[tuple[str, ...]]:
     """`count` loop devices of `size_mib` MiB each over new files in `folder`."""
     with ExitStack() as stack:
         devices = []
@@ -35,7 +38,7 @@ def loop_devices(folder: Path, count: int, size_mib: int) -> Iterator[tuple[str,
             backing_file = folder / f"disk-{number}"
             with backing_file.open("wb") as file:
                 file.truncate(size_mib * MIB)
-            devices.append(stack.enter_context(loop_device(backing_file)))
+            devices.append(stack.enter_context(loop_device(backing_file, sector_bytes)))
         yield tuple(devices)
 
 

@@ -48,6 +48,13 @@ def around_many_chunks(scene: Scene) -> None:
     there_and_back(scene, *around(16 * CHUNK, 1))
 
 
+def on_big_sectors(scene: Scene) -> None:
+    with scene.anew(sector_bytes=PAGE) as own:
+        sizes = (*MIXED, SECTOR + 1, 3 * PAGE - 1, CHUNK + SECTOR)
+        there_and_back(own, *sizes)
+        there_and_back(own, *sizes, align_bytes=1)
+
+
 def mixed_in_one_batch(scene: Scene) -> None:
     there_and_back(scene, *MIXED)
 
@@ -135,6 +142,14 @@ CHECKS = (
         THEME,
         around_many_chunks,
         "Blocks of sixteen chunks, a byte less and a byte more, come back as they were.",
+        "reads end early",
+        is_long=True,
+    ),
+    Check(
+        "sizes-big-sectors",
+        THEME,
+        on_big_sectors,
+        "On loop devices with sectors of 4,096 bytes blocks come back as they were, from and to any address.",
         "reads end early",
         is_long=True,
     ),
