@@ -3,7 +3,7 @@
 Rules:
 1. prometheus_client is used where it is installed, as it is with LMCache; without it there is no page.
 2. Connectors of one namespace are added up: Prometheus knows no two samples with the same labels.
-3. A forked child shows nothing: the connectors are its parent's.
+3. A forked child begins anew: its parent's connectors are not there, and their locks may be held for ever.
 """
 
 from __future__ import annotations
@@ -55,10 +55,13 @@ class Page:
     """Collects the figures of all that are shown."""
 
     def __init__(self) -> None:
+        self._is_registered = False
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
         self._sources: weakref.WeakSet[Source] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._process_id = os.getpid()
-        self._is_registered = False
 
     def show(self, source: Source) -> None:
         """Have the figures of `source` on the page, until it is hidden or gone."""
@@ -89,8 +92,6 @@ class Page:
 
     def _totals(self) -> dict[str, Counter[tuple[str, ...]]]:
         totals: dict[str, Counter[tuple[str, ...]]] = {name: Counter() for name in _FAMILIES}
-        if self._process_id != os.getpid():  # one of its locks may never be released here
-            return totals
         with self._lock:
             sources = list(self._sources)
         for source in sources:
