@@ -665,6 +665,19 @@ def test_a_daemon_before_2_1_is_asked_what_is_stored_before_anything_is_staged(
     )
 
 
+def test_a_daemon_that_lacks_it_all_at_once_is_stored_to_the_older_way_without_a_word(
+    scripted2, connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = connect(scripted2.socket_path)
+    assert driver.store(["a"], [bytearray(5)]).ok
+    scripted2.stop()
+    scripted2.wire = WIRE_2_0
+    scripted2.start()
+    assert driver.store(["b"], [bytearray(5)]).ok
+    assert driver.connector.status()["daemon"]["wire"] == "2.0"
+    assert "unless_stored" not in caplog.text
+
+
 def test_unless_stored_is_refused_before_a_daemon_of_2_0_could_drop_it(scripted, make: MakeClient) -> None:
     scripted.wire = WIRE_2_0
     client = make(scripted.socket_path)

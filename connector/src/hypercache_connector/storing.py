@@ -31,6 +31,7 @@ from hypercache_protocol.messages import (
 )
 
 from .checksum import crc32
+from .client import Client
 from .direct_io import Buffer
 from .engine import (
     ANY_DAEMON,
@@ -43,7 +44,7 @@ from .engine import (
     transfer_failed,
 )
 from .layouts import Answer, ChunkTransfer, doubt_about_stage, interleaved, refusal, transfers
-from .outcomes import Outcome
+from .outcomes import DaemonUnavailable, Outcome
 from .sealed_objects import SealedObject, doubt_about_object
 
 _VAIN = frozenset(
@@ -169,11 +170,21 @@ def _stage_absent(engine: Engine, writes: Sequence[_Write]) -> bool:
     if engine.seals or engine.write_through or "unless_stored" not in client.features:
         return False
     requests = _stage_requests(engine, writes)
-    answers = answered(engine, len(writes), lambda: client.stage_unless_stored(requests, needs=STORE_NEEDS))
+    answers = answered(engine, len(writes), lambda: _staged_unless_stored(client, requests))
     if Outcome.DAEMON_TOO_OLD in answers:  # another daemon than the one whose features were known
         return False
     _take_stages(writes, answers)
     return True
+
+
+def _staged_unless_stored(client: Client, requests: Sequence[StageWrite]) -> Sequence[Answer]:
+    try:
+        return client.stage_unless_stored(requests, needs=STORE_NEEDS)
+    except DaemonUnavailable as error:
+        if error.outcome is not Outcome.DAEMON_TOO_OLD:
+            raise
+        # Not for the log: the older way comes next, and says itself what it lacks.
+        return [error.outcome] * len(requests)
 
 
 def _stage(engine: Engine, writes: Sequence[_Write]) -> None:
