@@ -19,6 +19,10 @@ from .server import SocketError
 log = logging.getLogger(__name__)
 
 _OWN_DESCRIPTORS = 128  # beside the devices': the catalog, backends, RAM files being made, who is turned away
+_SWITCH_S = 0.0005
+"""How long a worker thread may keep the event loop from going on: a client's request gives the interpreter up
+several times, so with Python's 5 ms it waited many times as long while the catalog was written."""
+
 _REFUSALS = (ConfigError, DeviceError, CatalogError, BackendError, SocketError)
 
 
@@ -30,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
         _raise_file_limit()
+        sys.setswitchinterval(_SWITCH_S)
         trio.run(run, _fitted(config))
     except _REFUSALS as refusal:
         print(f"hypercached: {refusal}", file=sys.stderr)

@@ -3,6 +3,9 @@
 A failed device's objects are withheld first, which takes no I/O, and evicted then. Nothing is allocated on
 either kind of device any more, so what is found in one pass is all there is, but for what is being changed
 just now: that is waited for.
+
+Many uris are kept as a tuple: the garbage collector soon looks no more at one of strings, but at all that is
+in a list with every full collection.
 """
 
 from __future__ import annotations
@@ -36,23 +39,23 @@ class DeviceClearing:
         self._store = store
         self._remover = remover
 
-    async def uris_on(self, index: int) -> list[str]:
+    async def uris_on(self, index: int) -> tuple[str, ...]:
         """The uris of all objects that are found, and of staged writes, with a chunk on the device."""
         cache = self._store.cache
         found = [staged.uri for staged in cache.staged_writes() if is_on(index, staged)]
-        for uris in _slices(cache.uris(), _LOOKED_AT_TOGETHER):
+        for uris in _slices(tuple(cache.uris()), _LOOKED_AT_TOGETHER):
             found += [uri for uri in uris if (stored := cache.peek(uri)) and is_on(index, stored)]
             await trio.lowlevel.checkpoint()
-        return found
+        return tuple(found)
 
-    async def withheld_on(self, index: int) -> list[str]:
+    async def withheld_on(self, index: int) -> tuple[str, ...]:
         """The uris of what is withheld and has a chunk on the device."""
         cache = self._store.cache
         found: list[str] = []
-        for uris in _slices(cache.withheld(), _LOOKED_AT_TOGETHER):
+        for uris in _slices(tuple(cache.withheld()), _LOOKED_AT_TOGETHER):
             found += [uri for uri in uris if (stored := cache.withheld_at(uri)) and is_on(index, stored)]
             await trio.lowlevel.checkpoint()
-        return found
+        return tuple(found)
 
     async def is_any_uploading(self, uris: Sequence[str]) -> bool:
         """Whether one of these objects is on its way to the backend."""
@@ -83,7 +86,7 @@ class DeviceClearing:
         """Let everybody find again what is withheld and readable; returns what that is."""
         cache = self._store.cache
         returned: list[StoredObject] = []
-        for uris in _slices(cache.withheld(), _LOOKED_AT_TOGETHER):
+        for uris in _slices(tuple(cache.withheld()), _LOOKED_AT_TOGETHER):
             # Meanwhile somebody may have deleted or replaced one.
             still = [uri for uri in uris if (stored := cache.withheld_at(uri)) and is_readable(stored)]
             returned += [cache.give_back(uri) for uri in still]

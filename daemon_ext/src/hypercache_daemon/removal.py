@@ -68,7 +68,7 @@ class Remover:
     async def purge(self) -> int:
         """Delete every committed object; returns how many. Staged writes are not objects and stay."""
         cache = self._store.cache
-        batches = chain(cache.uris(), cache.withheld())
+        batches = chain(tuple(cache.uris()), tuple(cache.withheld()))
         removed = 0
         while batch := list(islice(batches, _TOGETHER)):
             async with self._store.locks.hold_all(batch):

@@ -15,7 +15,7 @@ from hypercache_daemon.core.objects import NoSpace, StagedWrite
 from hypercache_daemon.core.pool import Pool
 from hypercache_daemon.core.records import record_of
 from hypercache_protocol.fields import Tier
-from hypercache_protocol.states import StateEvent, SyncStatus
+from hypercache_protocol.states import EVICTABLE, StateEvent, SyncStatus
 
 MIB = 1 << 20
 
@@ -266,3 +266,17 @@ def test_what_two_read_rests_only_once_both_have_ended() -> None:
     cache.begin_reading(stored)
     cache.end_reading(stored)  # of what nobody removed meanwhile
     assert cache.pools[Tier.NVME].usage().free_bytes == 16 * MIB
+
+
+def test_what_was_to_be_flushed_may_leave_only_where_that_is_said() -> None:
+    for evictable, leaves in [(EVICTABLE, []), (EVICTABLE | {SyncStatus.COMMITTED}, ["dirty"])]:
+        pool = Pool(Tier.NVME, Allocator({0: 16 * MIB}, 0), Lru(), 0, evictable)
+        cache = Cache({Tier.NVME: pool}, epoch=1, times=Times())
+        for uri in ("dirty", "pinned"):
+            options = StageOptions(auto_flush=True, write_through=False, pinned=uri == "pinned")
+            staged = cache.stage(uri, MIB, Tier.NVME, 1, options, now=0)
+            assert isinstance(staged, StagedWrite)
+            cache.apply_commit(staged, cache.plan_commit(staged, StateEvent.COMMIT), now=0)
+        assert victims(cache, 16 * MIB) == leaves
+        assert pool.evictable_bytes == MIB * len(leaves)
+        assert [stored.uri for stored in cache.objects() if cache.may_be_evicted(stored)] == leaves
