@@ -104,6 +104,19 @@ def test_what_found_no_place_is_counted_until_it_goes() -> None:
     assert table.unplaced == 0
 
 
+def test_two_without_a_place_that_share_a_word_are_counted_apart() -> None:
+    table = view(1)
+    words = PresenceWords(table)
+    for uri in URIS[:8]:
+        words.change(uri, None, True)
+    for unplaced in (1, 2):
+        words.change("twin", None, True)  # of another uri of the same word, which are hard to find
+        assert table.unplaced == unplaced
+    for unplaced in (1, 0):
+        words.change("twin", True, None)
+        assert table.unplaced == unplaced
+
+
 def test_what_finds_no_place_costs_the_same_however_much_there_is_of_it() -> None:
     uris = [f"hypercache://a/{number}" for number in range(30_000)]
     table = view(1)
