@@ -2,12 +2,11 @@
 
 Rules:
 1. One word is written at once; a reader sees the old one or the new one.
-2. A word that finds no place is kept beside the table, and counted in its header.
+2. A word that finds no place is counted in the header. So one that is to go and is not there is among those.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,7 +34,6 @@ class PresenceWords:
         # Python's own numbers: for one word at a time numpy's cost more than all else.
         self._memory = table.memory.cast("B").cast("Q")
         self._most = table.geometry.buckets - 1
-        self._unplaced: Counter[int] = Counter()
 
     def load(self, uris: Sequence[str], verifiable: npt.NDArray[np.bool_]) -> None:
         """Put all objects of a catalog into an empty table; `verifiable` says which have checksums."""
@@ -62,21 +60,17 @@ class PresenceWords:
 
     def _place(self, word: int) -> None:
         place = self._found(word, _EMPTY)
-        if place is not None:
+        if place is None:
+            self._memory[_UNPLACED] += 1
+        else:
             self._memory[place] = word
-            return
-        self._unplaced[word] += 1
-        self._memory[_UNPLACED] += 1
 
     def _remove(self, word: int) -> None:
         place = self._found(word, word)
-        if place is not None:
+        if place is None:
+            self._memory[_UNPLACED] -= 1
+        else:
             self._memory[place] = _EMPTY
-            return
-        self._unplaced[word] -= 1
-        if not self._unplaced[word]:
-            del self._unplaced[word]
-        self._memory[_UNPLACED] -= 1
 
     def _found(self, word: int, wanted: int) -> int | None:
         """The first place for `word` that holds `wanted`."""
