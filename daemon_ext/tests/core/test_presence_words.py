@@ -72,11 +72,16 @@ def test_it_has_what_the_object_table_has(
         agree(table, objects)
 
 
-def test_a_cache_publishes_what_can_be_found_in_it() -> None:
-    table = view(64)
+def cache_with(table: TableView) -> Cache:
     pool = Pool(Tier.NVME, Allocator({0: 16 << 20}, 0), Lru(), quarantine_share=0)
     cache = Cache({Tier.NVME: pool}, epoch=1, times=Times())
     cache.publish(PresenceWords(table))
+    return cache
+
+
+def test_a_cache_publishes_what_can_be_found_in_it() -> None:
+    table = view(64)
+    cache = cache_with(table)
     staged = cache.stage("a", 4096, Tier.NVME, 1, StageOptions(False, False, False), now=0)
     assert isinstance(staged, StagedWrite)
     assert table.look_up(["a"]) == [Presence.ABSENT]
@@ -88,6 +93,20 @@ def test_a_cache_publishes_what_can_be_found_in_it() -> None:
     assert table.look_up(["a"]) == [Presence.UNVERIFIABLE]
     cache.apply_remove("a", now=0)
     assert table.look_up(["a"]) == [Presence.ABSENT]
+
+
+def test_nobody_misses_an_object_while_another_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(PresenceWords, "_remove", lambda _, word: taken.append(word))
+    table = view(64)
+    cache = cache_with(table)
+    for _ in range(2):
+        staged = cache.stage("a", 4096, Tier.NVME, 1, StageOptions(False, False, False), now=0)
+        assert isinstance(staged, StagedWrite)
+        cache.apply_commit(staged, cache.plan_commit(staged, StateEvent.COMMIT_LOCAL_ONLY), now=0)
+    assert (table.look_up(["a"]), taken) == ([Presence.UNVERIFIABLE], [])
+    cache.apply_remove("a", now=0)
+    assert len(taken) == 1
 
 
 def test_what_found_no_place_is_counted_until_it_goes() -> None:

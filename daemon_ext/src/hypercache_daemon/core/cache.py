@@ -266,8 +266,7 @@ class Cache:
         for other in self._own_by_uri.get(stored.uri, ()):
             other.overtaken = True
         self._unstage(staged, staged.extents)
-        hold = self._retire(stored.uri, now)
-        self._objects.put(stored)
+        hold = self._retire(stored.uri, self._objects.put(stored), now)
         self._count_in(stored)
         return hold
 
@@ -279,7 +278,7 @@ class Cache:
 
     def apply_remove(self, uri: str, now: float) -> Hold | None:
         """Drop the committed object, if there is one."""
-        return self._retire(uri, now)
+        return self._retire(uri, self._objects.pop(uri), now)
 
     def apply_change(self, changed: StoredObject) -> None:
         """Put `changed` in the place of the object with its uri: same blocks, other state or pin."""
@@ -490,8 +489,8 @@ class Cache:
     def _writes_like(self, staged: StagedWrite) -> dict[str, list[StagedWrite]]:
         return self._own_by_uri if staged.connection_id is None else self._staged_by_uri
 
-    def _retire(self, uri: str, now: float) -> Hold | None:
-        before = self._objects.pop(uri)
+    def _retire(self, uri: str, before: StoredObject | None, now: float) -> Hold | None:
+        """Have the blocks rest of what was found under this uri before, or else of what is withheld there."""
         if before is not None:
             self._count_out(before)
         elif (before := self._withheld.pop(uri)) is not None:

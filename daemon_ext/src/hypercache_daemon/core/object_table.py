@@ -63,9 +63,12 @@ class ObjectTable:
             return list(map(self.get, uris))
         return found  # type: ignore[return-value] # no record is among them
 
-    def put(self, stored: StoredObject) -> None:
-        """`stored` in the place of the object with its uri, if there is one."""
+    def put(self, stored: StoredObject) -> StoredObject | None:
+        """`stored` in the place of the object with its uri; returns that, if there is one. Whoever
+        looks finds one of the two."""
+        before = self.peek(stored.uri)
         self._set(stored.uri, stored)
+        return before
 
     def pop(self, uri: str) -> StoredObject | None:
         """The object of this uri, which is no longer here."""
