@@ -162,6 +162,25 @@ def test_a_kept_connection_says_hello_once_and_pings_never(scripted2, make: Make
     assert {"batches", "chunk_checksums"} <= client.features
 
 
+@pytest.mark.parametrize("version", [WIRE_1_1, LATEST], ids=str)
+def test_a_daemon_of_wire_2_that_was_too_busy_for_a_hello_is_asked_again(
+    scripted2, make: MakeClient, version: WireVersion
+) -> None:
+    scripted2.garble = lambda request, data: b"" if isinstance(request, Hello) else data
+    scripted2.change = lambda request, reply: (
+        reply.model_copy(update={"wire": (1, 2)}) if isinstance(request, Ping) else reply
+    )
+    client = make(scripted2.socket_path, version=version)
+    client.exchange(locates(1))
+    assert client.wire == WIRE_1_1
+    scripted2.garble = lambda _, data: data
+    client.exchange(locates(1))
+    assert client.wire == version
+    accepted = scripted2.connections_accepted
+    client.exchange(locates(1))
+    assert scripted2.connections_accepted == accepted
+
+
 def test_an_instance_that_a_hello_names_is_announced_before_its_first_reply(
     scripted2, make: MakeClient
 ) -> None:

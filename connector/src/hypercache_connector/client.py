@@ -133,10 +133,17 @@ class Client(Actions):
         """Keep a connection, which must be in step, for the next exchange."""
         with self._lock:
             self._busy.discard(connection)
-            if self.is_current(connection) and not self._closed.is_set() and len(self._idle) < _MAX_KEPT:
+            if self._is_worth_keeping(connection):
                 self._idle.append(connection)
                 return
         connection.close()
+
+    def _is_worth_keeping(self, connection: Connection) -> bool:
+        if not self.is_current(connection) or self._closed.is_set() or len(self._idle) >= _MAX_KEPT:
+            return False
+        # A daemon of wire 2 may have been too busy for the hello: the next connection asks it again.
+        could_be_framed = WIRE_2_0.major in connection.majors and self._version >= WIRE_2_0
+        return connection.wire >= WIRE_2_0 or not could_be_framed
 
     def is_current(self, connection: Connection) -> bool:
         """Whether it leads to the daemon that answered last: two may overlap for a moment."""

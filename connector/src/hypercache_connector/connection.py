@@ -113,6 +113,8 @@ class Connection:
         self.features: frozenset[str] = frozenset()
         self.wire = WIRE_1_0
         """What both sides speak, once they have greeted each other."""
+        self.majors: frozenset[int] = frozenset()
+        """Which wires the daemon says that it speaks, where it was asked on wire 1."""
 
     def greet(self, deadline: float) -> None:
         """Ask the daemon which one it is and what it can do; go on in wire 2 if both sides can.
@@ -128,6 +130,7 @@ class Connection:
                 Outcome.DAEMON_GARBLED, f"the daemon answered a ping with {reply!r}"[:200]
             )
         self.instance_id = reply.instance_id
+        self.majors = frozenset(reply.wire or ())
         self.wire = min(self._session.version, _wire_of(reply))
         # From here on what such a daemon would drop unread is refused before it is sent.
         self._session.version = self.wire
