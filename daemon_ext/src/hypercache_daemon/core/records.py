@@ -101,9 +101,20 @@ def of_tier(records: Mapping[str, bytes], tier: Tier) -> list[StoredObject]:
 
 
 def heads_of(records: Iterable[bytes]) -> Heads:
-    """The heads of the records."""
+    """The heads of the records. ValueError where one is too short for what its head says."""
     data, starts = _joined(tuple(records))
-    return _items_at(data, starts, _HEAD_COLUMNS)
+    lengths = np.diff(starts, append=len(data))
+    _check_whole(lengths, np.int64(_HEAD.size))
+    heads = _items_at(data, starts, _HEAD_COLUMNS)
+    _check_whole(lengths, _HEAD.size + PACKED_BYTES * heads["extents"].astype(np.int64))
+    return heads
+
+
+def _check_whole(lengths: npt.NDArray[np.int64], least: npt.NDArray[np.int64] | np.int64) -> None:
+    # Else the bytes of the next record would be taken for the rest.
+    short = np.flatnonzero(lengths < least)
+    if len(short):
+        raise ValueError(f"{len(short)} of {len(lengths)} records are cut off")
 
 
 def in_tier(heads: Heads, tier: Tier) -> npt.NDArray[np.bool_]:

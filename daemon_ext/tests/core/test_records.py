@@ -1,0 +1,34 @@
+"""Records as they come out of a catalog, which may be damaged."""
+
+from __future__ import annotations
+
+import pytest
+
+from hypercache_daemon.core.extents import Extent, packed
+from hypercache_daemon.core.objects import StoredObject
+from hypercache_daemon.core.records import chunks_of, heads_of, record_of
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import SyncStatus
+
+
+def record(*extents: Extent) -> bytes:
+    return record_of(StoredObject("a", Tier.NVME, 1, packed(extents), None, 1, SyncStatus.LOCAL_ONLY))
+
+
+ONE, TWO = Extent(0, 4096, 1), Extent(1, 8192, 5)
+
+
+def test_all_chunks_come_in_the_order_of_their_records() -> None:
+    records = [record(ONE, TWO), record(), record(TWO)]
+    chunks = chunks_of(records, heads_of(records))
+    assert [tuple(chunk) for chunk in chunks.tolist()] == [tuple(ONE), tuple(TWO), tuple(TWO)]
+    assert chunks_of([], heads_of([])).tolist() == []
+
+
+@pytest.mark.parametrize("cut", [1, 20, 21, 40, 41, 67])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_record_that_is_cut_off_is_not_read_on_in_the_next(cut: int, is_last: bool) -> None:
+    short = record(ONE, TWO)[:-cut]
+    records = [record(ONE), short] if is_last else [short, record(ONE), record(ONE, TWO)]
+    with pytest.raises(ValueError, match=f"1 of {len(records)} records are cut off"):
+        heads_of(records)
