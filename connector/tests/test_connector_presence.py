@@ -316,13 +316,19 @@ def test_an_unusable_table_is_said_once_and_lookups_go_on(
     assert "the daemon's presence table is not used: the table has" in caplog.text
 
 
-def test_a_daemon_that_breaks_off_over_it_still_answers_lookups(scripted2, connect) -> None:
+@pytest.mark.parametrize("does", ["breaks off", "says nothing"])
+def test_a_daemon_that_fails_over_it_is_asked_for_lookups_in_the_lane(scripted2, connect, does: str) -> None:
     def answers(request: Request, data: bytes) -> bytes | None:
         return None if isinstance(request, GetPresenceTable) else data
 
-    scripted2.garble = answers
-    driver = stored_half(connect(scripted2.socket_path))
+    if does == "breaks off":
+        scripted2.garble = answers
+    else:
+        gives(scripted2, lambda *_: None)
+    driver = stored_half(connect(scripted2.socket_path, timeout_s=0.5))
     assert [driver.exists(KEYS) for _ in range(4)] == [HALF] * 4
+    until(lambda: driver.exists(KEYS) == HALF and driver.count("lookup_lane", "answered"))
+    assert not has_table(driver)
 
 
 def test_a_table_goes_with_its_connection(scripted2, connect) -> None:

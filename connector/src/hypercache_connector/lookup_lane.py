@@ -80,6 +80,7 @@ class LookupLane(Generic[T]):
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._table: PresenceTable | None = None
+        self._next_has_no_table = False
         self._unsent = bytearray()
         self._waiting: dict[int, _Waiting[T]] = {}  # by request id, oldest first
         self._closed = threading.Event()
@@ -138,11 +139,13 @@ class LookupLane(Generic[T]):
             self._client.give_back(connection)
 
     def _table_over(self, connection: Connection) -> PresenceTable | None:
-        if "presence_table" not in connection.features:
+        if "presence_table" not in connection.features or self._next_has_no_table:
+            self._next_has_no_table = False
             return None
         try:
             return connection.presence_table(time.monotonic() + self._timeout_s)
         except BaseException:
+            self._next_has_no_table = True  # else a daemon that never gives it has each lookup wait for it
             self._client.discard(connection)
             raise
 
