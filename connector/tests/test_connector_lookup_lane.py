@@ -14,6 +14,9 @@ import pytest
 
 from hypercache_connector.lookup_lane import MOST_KEYS
 from hypercache_protocol.batches import LocatedMany, LocateMany
+from hypercache_protocol.codecs.msgpack_frames import encode_reply
+from hypercache_protocol.messages import PongReply
+from hypercache_protocol.versions import LATEST
 
 DEADLINE_S = 30.0
 KEYS = [f"m@00000001@0@{number:064x}" for number in range(8)]
@@ -155,6 +158,16 @@ SPOILED: dict[str, dict[str, Any]] = {
         "change_batch": located(lambda reply: reply.model_copy(update={"verifiable": b"\xff"}))
     },
 }
+
+
+def test_a_reply_that_comes_while_nothing_waits_closes_it(scripted2, connect) -> None:
+    driver = opened(connect(scripted2.socket_path))
+    frame = encode_reply(99, PongReply(), LATEST)
+    for accepted in tuple(scripted2._sockets):
+        accepted.sendall(frame)
+    # Else whoever polls the descriptor would be woken by each of them for ever.
+    until(lambda: not (driver.connector.drain_completions() or driver.connector._lane.is_open))
+    assert driver.exists(KEYS) == [False] * len(KEYS)
 
 
 @pytest.mark.parametrize("what", SPOILED)

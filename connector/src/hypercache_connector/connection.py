@@ -279,6 +279,7 @@ class Connection:
         data = self._received()
         if data is None:
             return
+        was_asked = self._session.pending > 0
         self._session.receive_data(data)
         try:
             while (event := self._session.next_event()) is not NEED_DATA:
@@ -289,7 +290,7 @@ class Connection:
                         raise DaemonUnavailable(Outcome.DAEMON_GONE, "the daemon closed the connection")
         except ProtocolError as error:
             raise DaemonUnavailable(Outcome.DAEMON_GARBLED, str(error)) from None
-        if not self._session.pending and self._session.has_unread_bytes:
+        if not was_asked or (not self._session.pending and self._session.has_unread_bytes):
             raise DaemonUnavailable(Outcome.DAEMON_GARBLED, "the daemon sent more than it was asked for")
 
     def presence(self, posted: Posted, reply: Reply) -> list[Outcome]:
