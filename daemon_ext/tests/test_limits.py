@@ -292,8 +292,7 @@ async def test_many_clients_at_once_never_exceed_the_limit(short_dir: Path) -> N
 async def test_an_object_may_have_many_chunks_and_not_without_end(
     short_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert writes.MOST_CHUNKS * CHUNK == 1 << 40, "released clients append whole chunks"
-    monkeypatch.setattr(writes, "MOST_CHUNKS", 3)
+    monkeypatch.setattr(writes, "MOST_SPARE_CHUNKS", 2)
     async with running(short_dir) as daemon:
         client = await daemon.connect()
         await client.stage("many", b"1")
@@ -303,20 +302,21 @@ async def test_an_object_may_have_many_chunks_and_not_without_end(
         before = (await client.status())["pools"]
         code, sentence = await client.refusal("append_write", uri="many", size_bytes=1)
         assert code == "NO_SPACE"
-        assert sentence.startswith("append_write: many has 3 chunks and would have more than 3 with this")
+        assert sentence.startswith("append_write: many has 3 chunks, and with this more than 2 beyond")
         assert "append pieces of 4 MiB, or write several objects" in sentence
         assert (await client.status())["pools"] == before
         assert (await client.ask("commit_write", uri="many"))["status"] == "WRITECOMMITTED"
         assert await client.fetch("many") == b"123"
 
 
-async def test_a_write_of_more_chunks_than_an_object_may_have_is_refused_alone(
+async def test_whole_chunks_can_be_appended_for_ever(
     short_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writes, "MOST_CHUNKS", 2)
+    monkeypatch.setattr(writes, "MOST_SPARE_CHUNKS", 0)
     async with running(short_dir) as daemon:
-        client = await framed(daemon)
-        staged = await client.ask("stage_many", suffixes=["a", "b"], sizes=[2 * CHUNK + 1, 2 * CHUNK])
-        assert bits(staged["done"], 2) == [False, True]
-        assert [error["error_code"] for error in staged["errors"]] == ["NO_SPACE"]
-        assert "more than 2" in staged["errors"][0]["error_message"]
+        client = await daemon.connect()
+        await client.stage("whole", bytes(CHUNK))
+        for size_bytes in (CHUNK, 2 * CHUNK, 1):
+            reply = await client.ask("append_write", uri="whole", size_bytes=size_bytes)
+            assert reply["status"] == "WRITESTAGED", reply
+        assert (await client.refusal("append_write", uri="whole", size_bytes=1))[0] == "NO_SPACE"

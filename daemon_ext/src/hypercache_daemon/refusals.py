@@ -60,12 +60,12 @@ def no_space(report: NoRoom, *, is_kept_for_good: bool) -> DaemonError:
     return DaemonError(ErrorCode.NO_SPACE, report.sentence() + hint * says_so)
 
 
-def too_many_chunks(action: str, uri: str, has: int, most: int) -> DaemonError:
-    """A write would have more chunks than an object may have; `has` of them are there already."""
+def too_many_chunks(uri: str, has: int, most: int) -> DaemonError:
+    """An append would bring an object, of which `has` chunks are there, to more than `most` needless ones."""
     return DaemonError(
         ErrorCode.NO_SPACE,
-        f"{action}: {uri} has {has} chunks and would have more than {most} with this, the most for an "
-        "object; append pieces of 4 MiB, or write several objects",
+        f"append_write: {uri} has {has} chunks, and with this more than {most} beyond what its bytes need; "
+        "append pieces of 4 MiB, or write several objects",
     )
 
 

@@ -36,9 +36,9 @@ from .removal import Remover
 from .store import Store, hold_change, writer_hold
 
 _TRIES = 4
-MOST_CHUNKS = 1 << 18
-"""Of an object: 1 TiB in whole chunks, as every released client appends them. One of many tiny pieces would
-take memory, and whoever asks for it would have everybody wait for a reply without end."""
+MOST_SPARE_CHUNKS = 1 << 18
+"""Of an object, beyond those that its bytes need: none where whole chunks are appended, as every released
+client does. One of many tiny pieces would take memory, and have all wait for the reply to who asks for it."""
 
 
 @dataclass
@@ -56,11 +56,11 @@ class Writer:
     async def stage(
         self, requests: Sequence[StageWrite], connection_id: int | None
     ) -> list[StagedWrite | DaemonError]:
-        """Blocks for each new write, or why there are none: no space, too many chunks, or a write-through
+        """Blocks for each new write, or why there are none: no space, or a write-through
         that no backend would take. `connection_id` None is the daemon itself."""
         results: dict[int, StagedWrite | DaemonError] = {}
         for index, request in enumerate(requests):
-            if refusal := self._refusal(request):
+            if request.write_through and (refusal := self._no_backend(request.uri)):
                 results[index] = refusal
         self.store.release_due()
         try:
@@ -118,12 +118,6 @@ class Writer:
         if wanted is None or wanted not in self.store.cache.pools:
             return Tier.NVME
         return wanted
-
-    def _refusal(self, request: StageWrite) -> DaemonError | None:
-        """Why a write cannot be staged whatever room there is."""
-        if _chunks(request.size_bytes) > MOST_CHUNKS:
-            return too_many_chunks(request.action, request.uri, 0, MOST_CHUNKS)
-        return self._no_backend(request.uri) if request.write_through else None
 
     def _no_backend(self, uri: str) -> DaemonError | None:
         return None if self.flusher.has_target(uri) else no_backend(uri)
@@ -240,8 +234,9 @@ class Writer:
             staged = self._found(request.uri, connection_id, request.stage_id)
             self._check_append(request, staged)
             first = len(staged.extents)
-            if first + _chunks(request.size_bytes) > MOST_CHUNKS:
-                raise too_many_chunks(request.action, request.uri, first, MOST_CHUNKS)
+            fewest = _chunks(staged.size_bytes + request.size_bytes)
+            if first + _chunks(request.size_bytes) - fewest > MOST_SPARE_CHUNKS:
+                raise too_many_chunks(request.uri, first, MOST_SPARE_CHUNKS)
             extents = self.store.cache.append(staged, request.size_bytes, self.store.clock())
             if not isinstance(extents, tuple):
                 return extents
