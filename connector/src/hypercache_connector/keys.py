@@ -50,7 +50,7 @@ class UriMapping:
     def split(self, keys: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """The same as what all of them begin with and the rest of each."""
         # Each character is encoded by itself, so a key may be cut anywhere. What LMCache's keys of one batch
-        # don't share are hashes, which stay as they are, and mostly the last part.
+        # share is at least the model, their first part; the others stay as they are.
         shared, rests = shared_up_to("@", keys) or shared_prefix(keys)
         prefix, together = self._plain + _encoded_again(shared), "".join(rests)
         # Not even all of them together are too long, mostly.
