@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from hypercache_compat.lmcache_versions import lmcache_process
 from hypercache_compat.releases import LMCACHE_IN_ENVIRONMENT
 from hypercache_compat.scenario_process import ScenarioProcess
+from hypercache_compat.waiting import wait_until
 
-DEADLINE_S = 30.0
-"""For what must come true while the load goes on."""
 KINDS = ("store", "load", "lookup", "delete")
-
-
-def wait_until(holds: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Raise AssertionError where it does not come true in time."""
-    deadline = time.monotonic() + deadline_s
-    while not holds():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"it did not come true in {deadline_s:g} s that {what}")
-        time.sleep(0.01)
 
 
 class Load:

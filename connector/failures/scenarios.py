@@ -22,9 +22,10 @@ from hypercache_compat.altered_replies import Fields
 from hypercache_compat.loop_devices import can_make_loop_devices
 from hypercache_compat.payloads import MIB
 from hypercache_compat.raw_wire import Message
+from hypercache_compat.waiting import wait_until
 
 from . import meddling
-from .load import Load, imported, new_process, wait_until
+from .load import Load, imported, new_process
 from .meddling import KillAt, Rule
 from .systems import (
     HYPERCACHE,

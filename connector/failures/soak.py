@@ -24,8 +24,9 @@ from hypercache_compat.daemon_process import started_by
 from hypercache_compat.forked import fork_daemon
 from hypercache_compat.payloads import MIB
 from hypercache_compat.scenario_process import ScenarioProcess
+from hypercache_compat.waiting import wait_until
 
-from .load import KINDS, Load, imported, new_process, wait_until
+from .load import KINDS, Load, imported, new_process
 from .run import FUTURE_DEADLINE_S, HEAL_DEADLINE_S, a_folder
 from .systems import HYPERCACHE, Setup, Site
 

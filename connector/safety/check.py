@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from hypercache_compat import waiting
 
 if TYPE_CHECKING:
     from .scene import Scene
@@ -44,7 +45,7 @@ def require(holds: bool, sentence: str) -> None:
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:
     """Wait for what comes by itself; Failed after DEADLINE_S."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        require(time.monotonic() < deadline, f"within {DEADLINE_S:g} s it did not come that {what}")
-        time.sleep(0.005)
+    try:
+        waiting.wait_until(holds, what, DEADLINE_S)
+    except AssertionError as error:
+        raise Failed(str(error)) from None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hypercache_compat.waiting import wait_until
 from hypercache_connector import Client, DaemonUnavailable
 from hypercache_connector.connection import WINDOW_BYTES, Connection, DeadBeforeSending
 from hypercache_connector.outcomes import Outcome
@@ -61,13 +62,6 @@ def failure(client: Client, requests: list[Request]) -> Outcome:
     return caught.value.outcome
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
-
-
 # -- exchanges -----------------------------------------------------------------------------------------------
 
 
@@ -102,7 +96,7 @@ def test_long_requests_make_windows_smaller(scripted, make: MakeClient) -> None:
 
     def note(request: Request, reply: Reply) -> Reply:
         if isinstance(request, Locate) and not seen_before_first_reply:
-            until(lambda: len(scripted.requests) > in_a_window)
+            wait_until(lambda: len(scripted.requests) > in_a_window)
             seen_before_first_reply.append(len(scripted.requests) - 1)
         return reply
 
@@ -279,7 +273,7 @@ def test_a_write_that_was_partly_taken_is_never_repeated(
         if len(sent) == 1:
             return real_send(self, data[:10], untouched=untouched)
         scripted.drop_connections()
-        until(self.is_out_of_step)
+        wait_until(self.is_out_of_step)
         return real_send(self, data, untouched=untouched)
 
     monkeypatch.setattr(Connection, "_send", half)
@@ -315,7 +309,7 @@ def test_one_bad_reply_spoils_its_whole_exchange_and_nothing_else(
     scripted.objects = {"u0": hit(5)}
     scripted.garble = spoil_the_last
     assert failure(client, locates(3)) is outcome
-    until(lambda: not client.breaker_open)
+    wait_until(lambda: not client.breaker_open)
     assert client.exchange(locates(2)) == [hit(5), MissReply()]
 
 
@@ -334,7 +328,7 @@ def test_a_late_reply_never_reaches_the_next_caller(scripted, make: MakeClient) 
     scripted.freeze()
     assert failure(client, [Locate(uri="old")]) is Outcome.DAEMON_LATE
     scripted.thaw()
-    until(lambda: not client.breaker_open)
+    wait_until(lambda: not client.breaker_open)
     assert client.exchange([Locate(uri="new")]) == [hit(2)]
 
 
@@ -389,7 +383,7 @@ def test_a_frozen_daemon_costs_one_deadline_and_then_nothing_for_a_while(scripte
     assert time.monotonic() - began < 0.4
     assert client.breaker_open
     scripted.thaw()
-    until(lambda: not client.breaker_open)
+    wait_until(lambda: not client.breaker_open)
     assert client.exchange(locates(1)) == [MissReply()]
 
 
@@ -425,7 +419,7 @@ def test_a_probe_that_goes_wrong_does_not_leave_the_breaker_open_for_ever(script
     scripted.stop()
     scripted.thaw()
     scripted.start()
-    until(lambda: not client.breaker_open)
+    wait_until(lambda: not client.breaker_open)
     assert client.exchange(locates(1)) == [MissReply()]
 
 
@@ -442,7 +436,7 @@ def test_close_ends_what_is_running_at_once_and_for_good(scripted, make: MakeCli
     thread = threading.Thread(target=lambda: caught.append(failure(client, locates(1))))
     before = len(scripted.requests)
     thread.start()
-    until(lambda: len(scripted.requests) > before)
+    wait_until(lambda: len(scripted.requests) > before)
     began = time.monotonic()
     client.close()
     client.close()
@@ -470,7 +464,7 @@ def test_no_descriptor_is_left(scripted, open_descriptors: Callable[[], int]) ->
         scripted.garble = lambda request, data: None
         for _ in range(3):
             failure(client, locates(1))
-    until(lambda: open_descriptors() <= before)  # those of an earlier test may close meanwhile
+    wait_until(lambda: open_descriptors() <= before)  # those of an earlier test may close meanwhile
 
 
 _FORKING = """

@@ -9,19 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
+from hypercache_compat.waiting import wait_until
 from hypercache_connector import HyperCacheConnector
 from hypercache_connector import transfers as transfers_module
 from hypercache_protocol.messages import Reply, Request
 
 MIB = 1 << 20
 DEADLINE_S = 30.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 class Gate:
@@ -127,7 +121,7 @@ def test_close_fails_what_waits_and_what_runs_each_id_once(scripted, connect) ->
     driver = connect(scripted.socket_path, timeout_s=60.0)
     scripted.freeze()
     ids = [each for _ in range(10) for each in submit_all(driver.connector)]
-    until(lambda: len(scripted.requests) >= 4)  # one greeting each, that nobody answers
+    wait_until(lambda: len(scripted.requests) >= 4)  # one greeting each, that nobody answers
     began = time.monotonic()
     driver.connector.close()
     assert time.monotonic() - began < 5
@@ -173,10 +167,10 @@ def test_no_buffer_is_written_after_close_returned(
     gate = Gate(monkeypatch, "preadv")
     back = bytearray(size)
     driver.connector.submit_batch_get(["k"], [back])
-    until(lambda: gate.waiting == min(chunks, 4))
+    wait_until(lambda: gate.waiting == min(chunks, 4))
     closing = threading.Thread(target=driver.connector.close)
     closing.start()
-    until(driver.connector._engine.readers._closing.is_set)
+    wait_until(driver.connector._engine.readers._closing.is_set)
     closing.join(0.2)
     assert closing.is_alive()  # it waits for what is on its way
     gate.opened.set()
@@ -184,7 +178,7 @@ def test_no_buffer_is_written_after_close_returned(
     assert not closing.is_alive()
     after = bytes(back)
     assert gate.waiting == gate.passed == min(chunks, 4)  # and nothing more was begun
-    until(lambda: not [each for each in threading.enumerate() if each.name.startswith("hypercache")])
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("hypercache")])
     assert bytes(back) == after
 
 
@@ -194,7 +188,7 @@ def test_at_its_bound_close_gives_up_a_write_but_waits_for_a_read(
     writing = connect(scripted.socket_path, close_timeout_s=0.3)
     gate = Gate(monkeypatch, "pwritev")
     future_id = writing.connector.submit_batch_set(["k"], [bytearray(1000)])
-    until(lambda: gate.waiting == 1)
+    wait_until(lambda: gate.waiting == 1)
     began = time.monotonic()
     writing.connector.close()
     assert 0.3 <= time.monotonic() - began < 5
@@ -203,7 +197,9 @@ def test_at_its_bound_close_gives_up_a_write_but_waits_for_a_read(
     ]
     assert "giving it up" in caplog.text
     gate.opened.set()
-    until(lambda: not [each for each in threading.enumerate() if each.name.startswith("hypercache-store")])
+    wait_until(
+        lambda: not [each for each in threading.enumerate() if each.name.startswith("hypercache-store")]
+    )
     assert scripted.objects == {}  # what was given up is never committed
 
     monkeypatch.undo()
@@ -211,10 +207,10 @@ def test_at_its_bound_close_gives_up_a_write_but_waits_for_a_read(
     assert reading.store(["k"], [bytearray(1000)]).ok
     gate = Gate(monkeypatch, "preadv")
     reading.connector.submit_batch_get(["k"], [bytearray(1000)])
-    until(lambda: gate.waiting == 1)
+    wait_until(lambda: gate.waiting == 1)
     closing = threading.Thread(target=reading.connector.close)
     closing.start()
-    until(lambda: "waiting on" in caplog.text)
+    wait_until(lambda: "waiting on" in caplog.text)
     assert closing.is_alive()
     gate.opened.set()
     closing.join(DEADLINE_S)
@@ -228,10 +224,10 @@ def test_close_while_a_store_runs_commits_nothing_half_written(
     scripted.chunk_bytes = 4096
     gate = Gate(monkeypatch, "pwritev")
     future_id = driver.connector.submit_batch_set(["k"], [bytearray(20 * 4096)])
-    until(lambda: gate.waiting == 3)
+    wait_until(lambda: gate.waiting == 3)
     closing = threading.Thread(target=driver.connector.close)
     closing.start()
-    until(driver.connector._engine.writers._closing.is_set)
+    wait_until(driver.connector._engine.writers._closing.is_set)
     gate.opened.set()
     closing.join(DEADLINE_S)
     assert gate.passed == 3
@@ -249,14 +245,14 @@ def test_close_sends_away_writes_that_wait_for_loads(
     assert driver.store(["k"], [bytearray(4096)]).ok
     reading, writing = Gate(monkeypatch, "preadv"), Gate(monkeypatch, "pwritev")
     driver.connector.submit_batch_get(["k"], [bytearray(4096)])
-    until(lambda: reading.waiting == 1)
+    wait_until(lambda: reading.waiting == 1)
     driver.connector.submit_batch_set(["l"], [bytearray(20 * 4096)])
-    until(lambda: driver.connector._engine.gate.waiting == 4)  # four threads and the caller, less one
-    until(lambda: writing.waiting == 1)
-    until(lambda: driver.connector.status()["transfers"].get("waited") == 4)
+    wait_until(lambda: driver.connector._engine.gate.waiting == 4)  # four threads and the caller, less one
+    wait_until(lambda: writing.waiting == 1)
+    wait_until(lambda: driver.connector.status()["transfers"].get("waited") == 4)
     closing = threading.Thread(target=driver.connector.close)
     closing.start()
-    until(lambda: driver.connector._engine.gate.waiting == 0)
+    wait_until(lambda: driver.connector._engine.gate.waiting == 0)
     reading.opened.set()
     writing.opened.set()
     closing.join(DEADLINE_S)
@@ -270,10 +266,10 @@ def test_close_leaves_no_thread_and_no_descriptor(scripted, open_descriptors: Ca
     for _ in range(3):
         connector = HyperCacheConnector(socket_path=scripted.socket_path, namespace="n", timeout_s=10.0)
         future_id = connector.submit_batch_set(["k", "l"], [bytearray(5000), bytearray(9 * MIB)])
-        until(lambda: any(each.future_id == future_id for each in connector.drain_completions()))  # noqa: B023
+        wait_until(lambda: any(each.future_id == future_id for each in connector.drain_completions()))  # noqa: B023
         connector.close()
     # The scripted daemon's ends of the connections close a moment later; so may those of an earlier test.
-    until(lambda: open_descriptors() <= descriptors and threading.active_count() <= threads)
+    wait_until(lambda: open_descriptors() <= descriptors and threading.active_count() <= threads)
 
 
 def test_a_program_that_forgets_close_still_ends(scripted) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hypercache_compat.waiting import wait_until
 from hypercache_connector.lookup_lane import MOST_KEYS
 from hypercache_protocol.batches import LocatedMany, LocateMany
 from hypercache_protocol.codecs.msgpack_frames import encode_reply
@@ -22,17 +23,10 @@ DEADLINE_S = 30.0
 KEYS = [f"m@00000001@0@{number:064x}" for number in range(8)]
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
-
-
 def opened(driver: Any) -> Any:
     """The driver, once its lane is open."""
     driver.exists(["any"])
-    until(lambda: driver.connector.status()["daemon"]["lookup_lane_open"])
+    wait_until(lambda: driver.connector.status()["daemon"]["lookup_lane_open"])
     driver.answered_before = driver.count("lookup_lane", "answered")
     return driver
 
@@ -138,7 +132,7 @@ def test_the_lane_follows_the_client_to_another_daemon_though_the_old_one_never_
     assert driver.exists(["by thread"]) == [False]
     assert driver.exists(["finds that another daemon answers"]) == [False]
     before = answered(driver)
-    until(lambda: driver.exists(["in the lane"]) == [False] and answered(driver) > before)
+    wait_until(lambda: driver.exists(["in the lane"]) == [False] and answered(driver) > before)
 
 
 # -- what ends it --------------------------------------------------------------------------------------
@@ -166,7 +160,7 @@ def test_a_reply_that_comes_while_nothing_waits_closes_it(scripted2, connect) ->
     for accepted in tuple(scripted2._sockets):
         accepted.sendall(frame)
     # Else whoever polls the descriptor would be woken by each of them for ever.
-    until(lambda: not (driver.connector.drain_completions() or driver.connector._lane.is_open))
+    wait_until(lambda: not (driver.connector.drain_completions() or driver.connector._lane.is_open))
     assert driver.exists(KEYS) == [False] * len(KEYS)
 
 
@@ -250,7 +244,7 @@ def test_while_the_breaker_is_open_lookups_fail_at_once_though_the_lane_is_open(
     assert driver.exists(KEYS) == [False] * len(KEYS)
     assert (driver.count("lookups", "breaker_open"), driver.count("lookups", "daemon_late")) == (len(KEYS), 0)
     scripted2.thaw()
-    until(lambda: not driver.connector.status()["daemon"]["breaker_open"])
+    wait_until(lambda: not driver.connector.status()["daemon"]["breaker_open"])
     assert driver.exists(KEYS) == [False] * len(KEYS)
     assert answered(driver) == 1
 
@@ -258,9 +252,9 @@ def test_while_the_breaker_is_open_lookups_fail_at_once_though_the_lane_is_open(
 def test_answers_that_nobody_drains_are_not_late(scripted2, connect) -> None:
     driver = opened(connect(scripted2.socket_path, timeout_s=0.4))
     future_id = driver.connector.submit_batch_exists(KEYS)
-    until(lambda: answered(driver) == 1)
+    wait_until(lambda: answered(driver) == 1)
     time_spent = time.monotonic() + 1.0
-    until(lambda: time.monotonic() > time_spent)
+    wait_until(lambda: time.monotonic() > time_spent)
     assert driver.count("lookups", "daemon_late") == 0
     assert driver.wait(future_id).ok
 
@@ -301,7 +295,7 @@ def test_no_descriptor_left_to_watch_costs_the_lane_and_no_thread(
     with monkeypatch.context() as patched:
         patched.setattr(driver.connector._lane, "_ready", Full())
         assert driver.exists(KEYS) == [False] * len(KEYS)
-        until(lambda: bool(tries))
+        wait_until(lambda: bool(tries))
         assert driver.exists(KEYS) == [False] * len(KEYS)
     assert driver.count("lookup_lane", "answered") == 0
     opened(driver)

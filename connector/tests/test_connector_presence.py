@@ -8,7 +8,6 @@ import signal
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
+from hypercache_compat.waiting import wait_until
 from hypercache_connector.connection import Connection
 from hypercache_connector.outcomes import Outcome
 from hypercache_connector.presence import PresenceTable, UnusableTable
@@ -29,13 +29,6 @@ KEYS = [f"org/m@00000001@0@{number:064x}" for number in range(8)]
 HALF = [True] * 4 + [False] * 4
 SMALL = PresenceTableReply(table_format=FORMAT, seed=5, buckets=8)
 SIZE_BYTES = Geometry(5, 8).size_bytes
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -51,7 +44,7 @@ def has_table(driver: Any) -> bool:
 def with_table(driver: Any) -> Any:
     """The driver, once it has a table."""
     driver.exists(["any"])
-    until(lambda: has_table(driver))
+    wait_until(lambda: has_table(driver))
     return driver
 
 
@@ -113,7 +106,7 @@ def test_a_daemon_that_does_not_answer_is_misses_once_a_load_was_late(daemon, co
         assert driver.exists(KEYS) == [False] * len(KEYS)
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
-    until(lambda: driver.exists(KEYS) == HALF)
+    wait_until(lambda: driver.exists(KEYS) == HALF)
 
 
 def test_many_threads_look_up_at_once(daemon, connect) -> None:
@@ -266,10 +259,10 @@ def test_other_than_one_descriptor_is_no_table_and_none_stays_open(scripted2, co
         gives(scripted2, enclosing(*[descriptor] * count))
         driver = stored_half(connect(scripted2.socket_path))
         assert [driver.exists(KEYS) for _ in range(3)] == [HALF] * 3
-        until(lambda: driver.connector.status()["daemon"]["lookup_lane_open"])
+        wait_until(lambda: driver.connector.status()["daemon"]["lookup_lane_open"])
         scripted2.drop_connections()
         assert [driver.exists(KEYS) for _ in range(3)] == [HALF] * 3
-        until(lambda: driver.connector.status()["daemon"]["lookup_lane_open"])
+        wait_until(lambda: driver.connector.status()["daemon"]["lookup_lane_open"])
         assert not has_table(driver)
         assert still_open() == 1, "the test's own"
 
@@ -278,7 +271,7 @@ def test_descriptors_that_nobody_asked_for_are_not_taken(scripted2, connect) -> 
     with memory() as descriptor:
         driver = stored_half(connect(scripted2.socket_path))
         driver.exists(KEYS)
-        until(lambda: driver.connector.status()["daemon"]["lookup_lane_open"])
+        wait_until(lambda: driver.connector.status()["daemon"]["lookup_lane_open"])
         answered = scripted2._answer
 
         def answer(connected: socket.socket, session: Any, event: Any) -> None:
@@ -312,7 +305,7 @@ def test_an_unusable_table_is_said_once_and_lookups_go_on(
         gives(scripted2, enclosing(descriptor))
         driver = stored_half(connect(scripted2.socket_path))
         assert [driver.exists(KEYS) for _ in range(3)] == [HALF] * 3
-        until(lambda: driver.connector.status()["daemon"]["lookup_lane_open"])
+        wait_until(lambda: driver.connector.status()["daemon"]["lookup_lane_open"])
     assert "the daemon's presence table is not used: the table has" in caplog.text
 
 
@@ -327,7 +320,7 @@ def test_a_daemon_that_fails_over_it_is_asked_for_lookups_in_the_lane(scripted2,
         gives(scripted2, lambda *_: None)
     driver = stored_half(connect(scripted2.socket_path, timeout_s=0.5))
     assert [driver.exists(KEYS) for _ in range(4)] == [HALF] * 4
-    until(lambda: driver.exists(KEYS) == HALF and driver.count("lookup_lane", "answered"))
+    wait_until(lambda: driver.exists(KEYS) == HALF and driver.count("lookup_lane", "answered"))
     assert not has_table(driver)
 
 

@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
 from hypercache_compat.loop_devices import can_make_loop_devices, loop_devices
+from hypercache_compat.waiting import wait_until
 from hypercache_connector import Client
 from hypercache_connector.keys import UriMapping
 from hypercache_protocol.messages import GetWriteStatus, StageWrite, WriteStatusReply
@@ -27,13 +28,6 @@ def payload(name: str, size: int) -> bytes:
     """Bytes that say whose they are."""
     unit = f"{name}:{size};".encode()
     return (unit * (size // len(unit) + 1))[:size]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -147,7 +141,7 @@ def test_a_frozen_daemon_is_misses_and_then_works_again(daemon: DaemonProcess, c
         assert time.monotonic() - began < 10  # one deadline, not sixty
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
-    until(lambda: not driver.connector.status()["daemon"]["breaker_open"])
+    wait_until(lambda: not driver.connector.status()["daemon"]["breaker_open"])
     assert check_load(driver, KEYS, SIZES) == [True] * len(KEYS)
 
 
@@ -172,7 +166,7 @@ def test_crashes_under_load_give_right_bytes_or_misses_and_every_id_completes(
         thread.start()
     for _ in range(3):
         before = driver.count("loads", "ok")
-        until(lambda before=before: driver.count("loads", "ok") > before)
+        wait_until(lambda before=before: driver.count("loads", "ok") > before)
         daemon.restart(crash=True)
     stop.set()
     for thread in threads:
@@ -270,7 +264,7 @@ def test_on_wire_2_what_an_operation_costs_does_not_grow_with_its_keys(
     keys, sizes = [f"k{number}" for number in range(count)], [100] * count
     relay.taken()  # what a start looks for
     assert driver.exists(keys) == [False] * count
-    until(lambda: driver.connector.status()["daemon"]["lookup_lane_open"])
+    wait_until(lambda: driver.connector.status()["daemon"]["lookup_lane_open"])
     assert relay.taken() == 2, "the lookup, and once for the presence table, which no relay passes on"
     assert store_all(driver, keys, sizes)
     assert relay.taken() == 2, "the staging of what is not stored, and the commit"

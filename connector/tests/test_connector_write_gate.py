@@ -3,23 +3,17 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
 
+from hypercache_compat.waiting import wait_until
 from hypercache_connector.outcomes import Counters, Outcome
 from hypercache_connector.write_gate import WriteGate
 
 CHUNK = 4 << 20
 DEADLINE_S = 20.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
 
 
 class Writer:
@@ -58,9 +52,9 @@ def busy(gate: WriteGate) -> Iterator[tuple[ExitStack, Writer, Writer]]:
     with ExitStack() as load:
         load.enter_context(gate.loading(1, CHUNK))
         first = Writer(gate)
-        until(lambda: first.turn is Outcome.OK)
+        wait_until(lambda: first.turn is Outcome.OK, deadline_s=DEADLINE_S)
         second = Writer(gate)
-        until(lambda: gate.waiting == 1)
+        wait_until(lambda: gate.waiting == 1, deadline_s=DEADLINE_S)
         yield load, first, second
         for writer in (first, second):
             writer.end()
@@ -72,9 +66,9 @@ def test_a_write_waits_while_a_load_and_another_write_are_under_way(
     _, first, second = busy
     assert second.turn is None
     first.end()
-    until(lambda: second.turn is Outcome.OK)
+    wait_until(lambda: second.turn is Outcome.OK, deadline_s=DEADLINE_S)
     assert gate.waiting == 0
-    until(lambda: counters.snapshot() == {"transfers": {"waited": 1}})
+    wait_until(lambda: counters.snapshot() == {"transfers": {"waited": 1}}, deadline_s=DEADLINE_S)
 
 
 def test_many_that_wait_come_in_one_by_one_and_all_of_them(
@@ -84,10 +78,10 @@ def test_many_that_wait_come_in_one_by_one_and_all_of_them(
     writers = [first, second]
     for count in range(2, 10):
         writers.append(Writer(gate))
-        until(lambda count=count: gate.waiting == count)
+        wait_until(lambda count=count: gate.waiting == count, deadline_s=DEADLINE_S)
     for ending, following in itertools.pairwise(writers):
         ending.end()
-        until(lambda following=following: following.turn is Outcome.OK)
+        wait_until(lambda following=following: following.turn is Outcome.OK, deadline_s=DEADLINE_S)
         assert sum(each.turn is None for each in writers) == gate.waiting
     writers[-1].end()
 
@@ -97,7 +91,7 @@ def test_a_load_that_begins_may_call_a_write_in(
 ) -> None:
     _, _, second = busy
     with gate.loading(7, 7 * CHUNK):
-        until(lambda: second.turn is Outcome.OK)
+        wait_until(lambda: second.turn is Outcome.OK, deadline_s=DEADLINE_S)
 
 
 def test_after_its_deadline_a_write_is_late_and_the_next_one_is_not_held_up(
@@ -105,23 +99,23 @@ def test_after_its_deadline_a_write_is_late_and_the_next_one_is_not_held_up(
 ) -> None:
     _, first, second = busy
     late = Writer(gate, wait_s=0.02)
-    until(lambda: late.turn is Outcome.TRANSFER_LATE)
+    wait_until(lambda: late.turn is Outcome.TRANSFER_LATE, deadline_s=DEADLINE_S)
     late.end()
     past = Writer(gate, wait_s=-1.0)
-    until(lambda: past.turn is Outcome.TRANSFER_LATE)
+    wait_until(lambda: past.turn is Outcome.TRANSFER_LATE, deadline_s=DEADLINE_S)
     past.end()
     assert gate.waiting == 1
     first.end()
-    until(lambda: second.turn is Outcome.OK)
+    wait_until(lambda: second.turn is Outcome.OK, deadline_s=DEADLINE_S)
 
 
 def test_a_write_that_hangs_does_not_hold_up_all_others(counters: Counters) -> None:
     gate = WriteGate(0.2, 16, counters, patience_s=0.02)
     with gate.loading(1, CHUNK):
         hanging = Writer(gate)
-        until(lambda: hanging.turn is Outcome.OK)
+        wait_until(lambda: hanging.turn is Outcome.OK, deadline_s=DEADLINE_S)
         others = [Writer(gate) for _ in range(3)]
-        until(lambda: all(each.turn is Outcome.OK for each in others))
+        wait_until(lambda: all(each.turn is Outcome.OK for each in others), deadline_s=DEADLINE_S)
         assert gate.waiting == 0
     for writer in (*others, hanging):
         writer.end()
@@ -134,10 +128,10 @@ def test_close_sends_away_those_that_wait_and_lets_no_more_in(
 ) -> None:
     _, first, second = busy
     gate.close()
-    until(lambda: second.turn is Outcome.CLOSED)
+    wait_until(lambda: second.turn is Outcome.CLOSED, deadline_s=DEADLINE_S)
     assert first.turn is Outcome.OK, "what is under way ends by itself"
     after = Writer(gate)
-    until(lambda: after.turn is Outcome.CLOSED)
+    wait_until(lambda: after.turn is Outcome.CLOSED, deadline_s=DEADLINE_S)
     after.end()
     with gate.loading(1, CHUNK):
         pass
@@ -153,7 +147,7 @@ def test_what_breaks_off_a_write_or_its_waiting_leaves_no_trace(
             pytest.fail("it was not its turn")
     assert gate.waiting == 1
     first.end()
-    until(lambda: second.turn is Outcome.OK)
+    wait_until(lambda: second.turn is Outcome.OK, deadline_s=DEADLINE_S)
     second.end()
     with suppress(OSError), gate.writing(CHUNK, time.monotonic()) as turn:
         assert turn is Outcome.OK

@@ -14,10 +14,12 @@ from pathlib import Path
 import failures.__main__ as command
 import pytest
 from failures import soak
-from failures.load import KINDS, Load, wait_until
+from failures.load import KINDS, Load
 from failures.run import Hosts, Row, run
 from failures.scenarios import SCENARIOS, Scenario
 from failures.systems import FS_NATIVE, HYPERCACHE, SYSTEMS, Setup, Site, System
+
+from hypercache_compat.waiting import wait_until
 
 SOAK_S = float(os.environ.get("SOAK_SECONDS", "8"))
 SOAK_PER_SECOND = 12.0

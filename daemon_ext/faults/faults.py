@@ -17,10 +17,11 @@ from pathlib import Path
 from forked_daemons import BlockingClient, ForkedDaemon, checked_status
 from killed_daemon import KillAt
 from random_clients import read_verified
-from scene import Scene, wait_until
+from scene import Scene
 
 from hypercache_compat import disks
 from hypercache_compat.disks import filled, gone
+from hypercache_compat.waiting import wait_until
 
 STATE_DISK_BYTES = 32 << 20  # SQLite's log may have 16 MiB
 BACKEND_DISK_BYTES = 64 << 20

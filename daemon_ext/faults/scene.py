@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from daemon_harness import MIB
-from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Gone, Message, checked_status
+from forked_daemons import BlockingClient, ForkedDaemon, Forks, Gone, Message, checked_status
 from killed_daemon import KillAt
 from random_clients import CLIENTS, Ledger, at_work, read_verified
+
+from hypercache_compat.waiting import wait_until
 
 POOL_BYTES = 128 * MIB  # several times what clients write: none of it may be evicted for space
 RAM_BYTES = 64 * MIB
@@ -150,11 +152,3 @@ def connected(daemon: ForkedDaemon) -> BlockingClient:
 def dirty(status: Message) -> int:
     states = status["objects_by_state"]
     return int(states["COMMITTED"] + states["SYNCING_BACKEND"])
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"it did not come true in {DEADLINE_S} s that {what}")
-        time.sleep(0.005)
