@@ -55,18 +55,12 @@ def located(store: Store, request: LocateMany) -> LocatedMany:
     layouts = None
     if request.layouts:
         layouts = pack_layouts([_layout(store, hit) for hit in hits if hit is not None])
-    return LocatedMany.trusted(present=_bits(hits), verifiable=_verifiable(stored), layouts=layouts)
-
-
-def _bits(hits: Sequence[object | None]) -> bytes:
-    """A bit for each that is there. Lookups spend their time here, so in C."""
-    return packed_bits(list(map(is_not, hits, repeat(None))))
-
-
-def _verifiable(stored: Sequence[StoredObject | None]) -> bytes:
-    if not any(stored):
-        return packed_bits([False] * len(stored))
-    return packed_bits([hit is not None and hit.packed_checksums is not None for hit in stored])
+    return LocatedMany.trusted(
+        # Lookups spend their time here: the one in C, the other without asking a property for each.
+        present=packed_bits(list(map(is_not, hits, repeat(None)))),
+        verifiable=packed_bits([hit is not None and hit.packed_checksums is not None for hit in stored]),
+        layouts=layouts,
+    )
 
 
 def _layout(store: Store, hit: StoredObject | StagedWrite) -> Layout:
