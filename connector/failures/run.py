@@ -107,7 +107,7 @@ def run(
             load.proceed(around)
             row = _row(scenario, system, load, healed_s, heal_deadline_s)
             load.close()
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C too: the load must not go on alone
             if load is not None:
                 load.kill()
             if not isinstance(error, Exception):  # Ctrl-C

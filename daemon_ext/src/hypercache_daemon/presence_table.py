@@ -72,6 +72,6 @@ def _made(geometry: Geometry) -> SharedTable:
         memory = mmap.mmap(descriptor, geometry.size_bytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         return SharedTable(descriptor, TableView(memoryview(memory), geometry))
-    except BaseException:
+    except BaseException:  # whatever it is, nobody else has the descriptor
         os.close(descriptor)
         raise

@@ -56,8 +56,8 @@ class Writer:
     async def stage(
         self, requests: Sequence[StageWrite], connection_id: int | None
     ) -> list[StagedWrite | DaemonError]:
-        """Blocks for each new write, or why there are none: no space, or a write-through
-        that no backend would take. `connection_id` None is the daemon itself."""
+        """Blocks for each new write, or why there are none: no space, or a write-through that no backend
+        would take. `connection_id` None is the daemon itself."""
         results: dict[int, StagedWrite | DaemonError] = {}
         for index, request in enumerate(requests):
             if request.write_through and (refusal := self._no_backend(request.uri)):
