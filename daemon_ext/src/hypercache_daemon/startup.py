@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import compress
 from pathlib import Path
 
 from hypercache_protocol.fields import Tier
@@ -32,7 +31,7 @@ from .core.objects import Hold, StoredObject
 from .core.pool import Pool
 from .core.presence import PresenceWords
 from .core.ram import RamAllocator
-from .core.records import chunks_of, heads_of, in_tier, of_tier
+from .core.records import Columns, in_tier, of_tier
 from .device_probe import Member, member_at
 from .drain_file import DRAIN_FILE_NAME, devices_to_drain
 from .presence_table import SharedTable
@@ -84,7 +83,7 @@ def open_all(config: Config, access: Access, now: float) -> Opened:
         ram_files = _open_ram(config, access, pool.pool_id)
         if ram_files is not None:
             held.callback(ram_files.close)
-        opened = _load(config, pool, catalog, ram_files, now)
+        opened = _load(config, pool, catalog, ram_files, now, held)
         held.pop_all()
         return opened
 
@@ -119,6 +118,7 @@ def _load(
     catalog: Catalog,
     ram_files: devices.RamFiles | None,
     now: float,
+    held: ExitStack,
 ) -> Opened:
     records = catalog.records()
     holds = catalog.holds()
@@ -132,6 +132,9 @@ def _load(
     blocks = Allocator(capacities, devices.RESERVED_BYTES)
     pools = _pools(config, blocks, catalog, ram_files)
     cache = Cache(pools, catalog.epoch, _times(config), _capacities(config))
+    presence = _published(config, cache, len(records))
+    if presence is not None:
+        held.callback(presence.close)
     # RAM files that no object owns were swept, and their names never come again: nothing to hold back.
     ram_holds = [hold for hold in holds if hold.tier is Tier.RAM]
     _fill(cache, catalog, records, [hold for hold in holds if hold.tier is Tier.NVME], now, config)
@@ -141,14 +144,15 @@ def _load(
     if dirty:
         log.warning("%d of the lost objects were in no backend yet", dirty)
     members = tuple(None if device.missing else member_at(device.path) for device in pool.devices)
-    return Opened(pool, catalog, ram_files, cache, blocks, members, _published(config, cache))
+    return Opened(pool, catalog, ram_files, cache, blocks, members, presence)
 
 
-def _published(config: Config, cache: Cache) -> SharedTable | None:
+def _published(config: Config, cache: Cache, loaded: int) -> SharedTable | None:
+    """The table in which the cache is to keep what is here, with room for `loaded` objects and more."""
     if config.wire_version < WIRE_2_2:
         return None
     in_pools = sum(pool.blocks.total_bytes for pool in cache.pools.values()) // _BYTES_FOR_EACH_OBJECT
-    expected = min(max(2 * len(cache), in_pools), config.max_objects)
+    expected = min(max(2 * loaded, in_pools), config.max_objects)
     table = presence_table.made(presence_table.geometry_for(expected, config.presence_table_size))
     if table is not None:
         cache.publish(PresenceWords(table.view))
@@ -157,9 +161,8 @@ def _published(config: Config, cache: Cache) -> SharedTable | None:
 
 def _end_of_chunks(records: dict[str, bytes], holds: Sequence[AddHold], index: int) -> int:
     """How much of a device that is missing, in bytes, has an owner; how large it is nobody knows."""
-    heads = heads_of(records.values())
-    in_nvme = in_tier(heads, Tier.NVME)
-    chunks = chunks_of(list(compress(records.values(), in_nvme)), heads[in_nvme])
+    columns = Columns(records.values())
+    chunks = columns.chunks(in_tier(columns.heads, Tier.NVME))
     held = [extent for hold in holds if hold.tier is Tier.NVME for extent in hold.extents]
     of_holds = [extent.offset + extent.allocated_bytes for extent in held if extent.device == index]
     return max(end_on(chunks, index), *of_holds, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from chunk_tables import table_of
 from hypothesis import given
@@ -97,7 +98,8 @@ def an_object(uri: str, state: SyncStatus = SyncStatus.LOCAL_ONLY) -> StoredObje
 
 def loaded(*objects: StoredObject) -> ObjectTable:
     table = ObjectTable()
-    table.load({stored.uri: record_of(stored) for stored in objects})
+    have = np.array([stored.is_verifiable for stored in objects], np.bool_)
+    table.load({stored.uri: record_of(stored) for stored in objects}, have)
     return table
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -59,8 +61,9 @@ def test_it_has_what_the_object_table_has(
 ) -> None:
     objects = dict(loaded)
     table, kept = view(buckets), ObjectTable()
-    kept.load({uri: record_of(stored(uri, verifiable=has)) for uri, has in loaded.items()})
     kept.publish(PresenceWords(table))
+    records = {uri: record_of(stored(uri, verifiable=has)) for uri, has in loaded.items()}
+    kept.load(records, np.array(list(loaded.values()), np.bool_))
     agree(table, objects)
     for uri, has in steps:
         if has is None:
@@ -148,13 +151,20 @@ def test_what_finds_no_place_costs_the_same_however_much_there_is_of_it() -> Non
     assert table.unplaced == 0
 
 
-def test_objects_that_were_made_of_their_records_are_published_too() -> None:
-    kept, table = ObjectTable(), view(64)
-    kept.load({uri: record_of(stored(uri, verifiable=True)) for uri in URIS})
-    kept.get(URIS[0])
-    kept.put(stored("other", verifiable=False))
-    kept.publish(PresenceWords(table))
-    assert table.look_up([URIS[0], "other"]) == [Presence.VERIFIABLE, Presence.UNVERIFIABLE]
+def test_a_cache_publishes_what_it_is_loaded_with() -> None:
+    table = view(64)
+    has = {"a": True, "b": False, "c": True}
+    records = {
+        uri: record_of(replace(stored(uri, verifiable=one), packed_extents=packed([Extent(0, offset, 1)])))
+        for offset, (uri, one) in zip(count(0, 4096), has.items(), strict=False)
+    }
+    cache_with(table).load(records)
+    assert table.look_up([*has, "nowhere"]) == [
+        Presence.VERIFIABLE,
+        Presence.UNVERIFIABLE,
+        Presence.VERIFIABLE,
+        Presence.ABSENT,
+    ]
 
 
 def test_of_many_hardly_any_finds_no_place_where_a_quarter_is_filled() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from hypercache_daemon.core.extents import Extent, packed
 from hypercache_daemon.core.objects import StoredObject
-from hypercache_daemon.core.records import chunks_of, heads_of, record_of
+from hypercache_daemon.core.records import Columns, in_tier, record_of, verifiable
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
@@ -20,9 +23,19 @@ ONE, TWO = Extent(0, 4096, 1), Extent(1, 8192, 5)
 
 def test_all_chunks_come_in_the_order_of_their_records() -> None:
     records = [record(ONE, TWO), record(), record(TWO)]
-    chunks = chunks_of(records, heads_of(records))
+    columns = Columns(records)
+    chunks = columns.chunks(in_tier(columns.heads, Tier.NVME))
     assert [tuple(chunk) for chunk in chunks.tolist()] == [tuple(ONE), tuple(TWO), tuple(TWO)]
-    assert chunks_of([], heads_of([])).tolist() == []
+    assert columns.chunks(np.array([False, True, True])).tolist() == [tuple(TWO)]
+    assert columns.chunks(in_tier(columns.heads, Tier.RAM)).tolist() == []
+    assert Columns([]).chunks(np.empty(0, np.bool_)).tolist() == []
+
+
+def test_of_each_record_is_told_whether_it_has_checksums() -> None:
+    stored = StoredObject("a", Tier.NVME, 1, packed([ONE]), None, 1, SyncStatus.LOCAL_ONLY)
+    kinds = (None, b"", b"\xff\xff\xff\xff")
+    records = [record_of(replace(stored, packed_checksums=checksums)) for checksums in kinds]
+    assert verifiable(Columns(records).heads).tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("cut", [1, 20, 21, 40, 41, 67])
@@ -31,4 +44,4 @@ def test_a_record_that_is_cut_off_is_not_read_on_in_the_next(cut: int, is_last: 
     short = record(ONE, TWO)[:-cut]
     records = [record(ONE), short] if is_last else [short, record(ONE), record(ONE, TWO)]
     with pytest.raises(ValueError, match=f"1 of {len(records)} records are cut off"):
-        heads_of(records)
+        Columns(records)

@@ -186,13 +186,18 @@ class Allocator:
         impossible |= (firsts < 0) | (ends > device.space.block_count)
         if impossible.any():
             self._pieces(Extent._make(chunks[impossible][0].item()))  # which says what is wrong with it
-        order = np.argsort(firsts, kind="stable")
-        firsts, ends = firsts[order], ends[order]
-        overlaps = np.flatnonzero(firsts[1:] < ends[:-1])
+        # Place and size as one number: to sort numbers takes a third of what it takes to sort by them.
+        chunks_in_order = np.sort(firsts << _SIZE_BITS | ends - firsts)
+        firsts, sizes = chunks_in_order >> _SIZE_BITS, chunks_in_order & (1 << _SIZE_BITS) - 1
+        overlaps = np.flatnonzero(firsts[1:] < (firsts + sizes)[:-1])
         if overlaps.size:
-            _, offset, length = chunks[order[overlaps[0] + 1]].item()
-            raise ValueError(f"device {device.index}, {length} bytes at {offset}: {_TAKEN}")
-        return FreeSpace(device.space.block_count, firsts, ends)
+            second = overlaps[0] + 1
+            raise ValueError(self._refused(device, firsts[second], sizes[second], _TAKEN))
+        return FreeSpace(device.space.block_count, firsts, firsts + sizes)
+
+    def _refused(self, device: _Device, block: int, block_count: int, refusal: str) -> str:
+        offset = (self._first_block + block) * ALIGNMENT
+        return f"device {device.index}, {block_count * ALIGNMENT} bytes at {offset}: {refusal}"
 
     def _change_all(self, extents: Iterable[Extent], change: _Change, undo: _Change, refusal: str) -> None:
         pieces: list[_Piece] = []
@@ -203,9 +208,7 @@ class Allocator:
                 continue
             for undone, *piece in pieces[:done]:
                 undo(undone.space, *piece)
-            offset = (self._first_block + slot * SLOT_BLOCKS + first) * ALIGNMENT
-            size_bytes = (end - first) * ALIGNMENT
-            raise ValueError(f"device {device.index}, {size_bytes} bytes at {offset}: {refusal}")
+            raise ValueError(self._refused(device, slot * SLOT_BLOCKS + first, end - first, refusal))
 
     def _pieces(self, extent: Extent) -> tuple[_Piece, ...]:
         """An extent cut at the slots' edges: chunks made with another first offset may lie across one."""
@@ -259,6 +262,7 @@ class _Device:
         )
 
 
+_SIZE_BITS = SLOT_BLOCKS.bit_length()  # of a chunk, in blocks
 _TAKEN = "a block is allocated already"
 _NOT_TAKEN = "a block is not allocated"
 _Change = Callable[[FreeSpace, int, int, int], bool]

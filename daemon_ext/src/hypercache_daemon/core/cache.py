@@ -16,6 +16,7 @@ from itertools import compress
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import StateEvent, SyncStatus, next_state
@@ -26,7 +27,7 @@ from .object_table import ObjectTable
 from .objects import Hold, NoRoom, NoSpace, StagedWrite, StoredObject, allocated_bytes, packed_checksums
 from .pool import Pool
 from .presence import PresenceWords
-from .records import heads_of, in_tier
+from .records import Columns, Heads, in_tier, verifiable
 from .tally import Tally
 
 Room: TypeAlias = Pool | Capacity
@@ -402,7 +403,7 @@ class Cache:
     # -- what clients see without asking ---------------------------------------------------------------
 
     def publish(self, words: PresenceWords) -> None:
-        """Keep in `words`, which are empty yet, which objects are here from now on."""
+        """Keep in `words`, which are empty yet, which objects are here from now on: before any is."""
         self._objects.publish(words)
 
     # -- loading the catalog ---------------------------------------------------------------------------
@@ -410,14 +411,20 @@ class Cache:
     def load(self, records: dict[str, bytes]) -> None:
         """Take all objects from the catalog: a record for each uri, in any order. The dict is the cache's
         own from then on. ValueError where blocks have two owners or lie outside."""
-        heads = heads_of(records.values())
-        sizes = np.zeros(len(heads), np.int64)
+        heads, sizes = self._load_blocks(records)
         for tier, pool in self.pools.items():
             there = in_tier(heads, tier)
-            sizes[there] = pool.load_blocks(list(compress(records.values(), there)), heads[there])
             pool.load(list(compress(records, there)), sizes[there], heads[there])
         self.capacities.load(records, sizes, heads)
-        self._objects.load(records)
+        self._objects.load(records, verifiable(heads))
+
+    def _load_blocks(self, records: dict[str, bytes]) -> tuple[Heads, npt.NDArray[np.int64]]:
+        """Give each object its blocks; returns the heads, and what each takes in bytes."""
+        columns = Columns(records.values())
+        sizes = np.zeros(len(records), np.int64)
+        for tier, pool in self.pools.items():
+            sizes[in_tier(columns.heads, tier)] = pool.load_blocks(columns)
+        return columns.heads, sizes
 
     def load_hold(self, hold: Hold) -> None:
         """Take a hold from the catalog, after the objects. ValueError as for `load`."""

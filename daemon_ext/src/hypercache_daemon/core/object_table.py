@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from hypercache_protocol.states import SyncStatus
 
@@ -32,15 +33,17 @@ class ObjectTable:
         """The uris, in no promised order."""
         return list(self._objects)
 
-    def load(self, records: dict[str, bytes]) -> None:
-        """Take all objects of a catalog, in place of what was there. The dict itself becomes the table: a
-        copy would be as large again."""
+    def load(self, records: dict[str, bytes], verifiable: npt.NDArray[np.bool_]) -> None:
+        """Take all objects of a catalog into an empty table; `verifiable` says which have checksums. The dict
+        itself becomes the table: a copy would be as large again."""
+        assert not self._objects, "loaded before anything is here"
+        if self._published is not None:
+            self._published.load(list(records), verifiable)
         self._objects = cast("dict[str, StoredObject | bytes]", records)
 
     def publish(self, words: PresenceWords) -> None:
-        """Keep in `words`, which are empty yet, which objects are here from now on."""
-        verifiable = map(_is_verifiable, self._objects.values())
-        words.load(list(self._objects), np.fromiter(verifiable, np.bool_, len(self._objects)))
+        """Keep in `words`, which are empty yet, which objects are here from now on: before any is."""
+        assert not self._objects, "published before anything is here"
         self._published = words
 
     def get(self, uri: str) -> StoredObject | None:

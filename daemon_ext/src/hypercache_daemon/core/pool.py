@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Set
 from itertools import islice
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from .allocator import Extent
 from .eviction import EvictionPolicy
 from .extents import ExtentTable, allocated_column, rounded_up
 from .objects import Hold, NoSpace, Usage
-from .records import Heads, chunks_of
+from .records import Columns, in_tier
 from .tally import Tally
 
 
@@ -104,12 +104,13 @@ class Pool(Tally):
         itself, and so doesn't count."""
         return self.taken_bytes - int(self.blocks.total_bytes * share)
 
-    def load_blocks(self, records: Sequence[bytes], heads: Heads) -> npt.NDArray[np.int64]:
-        """The recorded objects own their blocks, and nobody owned any before. Returns what each takes, in
-        bytes. ValueError where blocks have two owners or lie outside."""
-        chunks = chunks_of(records, heads)
+    def load_blocks(self, columns: Columns) -> npt.NDArray[np.int64]:
+        """The recorded objects of this tier own their blocks, and nobody owned any before. Returns what each
+        takes, in bytes. ValueError where blocks have two owners or lie outside."""
+        there = in_tier(columns.heads, self.tier)
+        chunks = columns.chunks(there)
         self.blocks.load(chunks)
-        return _sizes(heads["extents"], chunks)
+        return _sizes(columns.heads["extents"][there], chunks)
 
     # -- quarantine ------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +32,9 @@ _NO_CHECKSUMS = -1
 _HEAD = struct.Struct("<QQBBBxIi")
 _HEAD_COLUMNS = np.dtype(
     {
-        "names": ["generation", "state", "tier", "flags", "extents"],
-        "formats": ["<u8", "u1", "u1", "u1", "<u4"],
-        "offsets": [0, 16, 17, 18, 20],
+        "names": ["generation", "state", "tier", "flags", "extents", "checksums"],
+        "formats": ["<u8", "u1", "u1", "u1", "<u4", "<i4"],
+        "offsets": [0, 16, 17, 18, 20, 24],
         "itemsize": _HEAD.size,
     }
 )
@@ -100,14 +100,30 @@ def of_tier(records: Mapping[str, bytes], tier: Tier) -> list[StoredObject]:
 # -- many at once, as columns ----------------------------------------------------------------------------
 
 
-def heads_of(records: Iterable[bytes]) -> Heads:
-    """The heads of the records. ValueError where one is too short for what its head says."""
-    data, starts = _joined(tuple(records))
-    lengths = np.diff(starts, append=len(data))
-    _check_whole(lengths, np.int64(_HEAD.size))
-    heads = _items_at(data, starts, _HEAD_COLUMNS)
-    _check_whole(lengths, _HEAD.size + PACKED_BYTES * heads["extents"].astype(np.int64))
-    return heads
+class Columns:
+    """Many records, joined once and cut by numpy: a start does this for every object there is.
+
+    Raises:
+        ValueError: one of them is too short for what its head says.
+    """
+
+    def __init__(self, records: Collection[bytes]) -> None:
+        lengths = np.fromiter(map(len, records), np.int64, len(records))
+        starts = np.cumsum(lengths) - lengths
+        data = b"".join(records)  # as large as all of them, and gone before anything is made of the columns
+        _check_whole(lengths, np.int64(_HEAD.size))
+        self.heads: Heads = _items_at(data, starts, _HEAD_COLUMNS)
+        counts = self.heads["extents"].astype(np.int64)
+        _check_whole(lengths, _HEAD.size + PACKED_BYTES * counts)
+        before = np.cumsum(counts) - counts  # how many chunks those before a record have
+        places = np.repeat(starts + _HEAD.size - PACKED_BYTES * before, counts)
+        places += PACKED_BYTES * np.arange(len(places))
+        self._chunks: ExtentTable = _items_at(data, places, EXTENT_COLUMNS)
+
+    def chunks(self, which: npt.NDArray[np.bool_]) -> ExtentTable:
+        """The chunks of those that `which` names, one record after the other."""
+        chunks: ExtentTable = self._chunks[np.repeat(which, self.heads["extents"])]
+        return chunks
 
 
 def _check_whole(lengths: npt.NDArray[np.int64], least: npt.NDArray[np.int64] | np.int64) -> None:
@@ -123,27 +139,17 @@ def in_tier(heads: Heads, tier: Tier) -> npt.NDArray[np.bool_]:
     return there
 
 
+def verifiable(heads: Heads) -> npt.NDArray[np.bool_]:
+    """Which of them have checksums."""
+    have: npt.NDArray[np.bool_] = heads["checksums"] != _NO_CHECKSUMS
+    return have
+
+
 def in_state(heads: Heads, state: SyncStatus, *, pinned: bool) -> npt.NDArray[np.bool_]:
     """Which of them are in `state`, and pinned or not."""
     is_pinned = heads["flags"] & _PINNED != 0
     there: npt.NDArray[np.bool_] = (heads["state"] == _STATE_NUMBERS[state]) & (is_pinned == pinned)
     return there
-
-
-def chunks_of(records: Sequence[bytes], heads: Heads) -> ExtentTable:
-    """The chunks of all records, one after the other; `heads` are theirs."""
-    data, starts = _joined(records)
-    counts = heads["extents"].astype(np.int64)
-    before = np.cumsum(counts) - counts  # how many chunks those before a record have
-    places = np.repeat(starts + _HEAD.size - PACKED_BYTES * before, counts)
-    places += PACKED_BYTES * np.arange(len(places))
-    return _items_at(data, places, EXTENT_COLUMNS)
-
-
-def _joined(records: Sequence[bytes]) -> tuple[bytes, npt.NDArray[np.int64]]:
-    """All records one after the other, and where each starts. In C: a start does this for every object."""
-    lengths = np.fromiter(map(len, records), np.int64, len(records))
-    return b"".join(records), np.cumsum(lengths) - lengths
 
 
 def _items_at(data: bytes, places: npt.NDArray[np.int64], item: np.dtype[np.void]) -> npt.NDArray[np.void]:

@@ -56,7 +56,7 @@ class Tally:
                 evictable |= there
         oldest_first = np.argsort(heads["generation"], kind="stable")
         coldest_first = oldest_first[evictable[oldest_first]]
-        keys = list(map(uris.__getitem__, coldest_first.tolist()))
+        keys = np.array(uris, np.object_)[coldest_first].tolist()
         self.policy.load(keys, sizes[coldest_first].tolist())
 
     def count_in(self, stored: StoredObject, size_bytes: int) -> None:
