@@ -50,17 +50,28 @@ def located(store: Store, request: LocateMany) -> LocatedMany:
     uris = request.uris()
     stored = store.cache.locate(uris)
     hits: Sequence[StoredObject | StagedWrite | None] = stored
-    if store.cache.has_staged_writes and None in stored:
+    if store.cache.has_staged_writes and not all(stored):
         hits = [hit or store.cache.newest_staged(uri) for hit, uri in zip(stored, uris, strict=True)]
     layouts = None
     if request.layouts:
         layouts = pack_layouts([_layout(store, hit) for hit in hits if hit is not None])
-    return LocatedMany.trusted(
-        # Lookups spend their time here: the one in C, the other without asking a property for each.
-        present=packed_bits(list(map(is_not, hits, repeat(None)))),
-        verifiable=packed_bits([hit is not None and hit.packed_checksums is not None for hit in stored]),
-        layouts=layouts,
-    )
+    present, verifiable = _bitmaps(hits, stored)
+    return LocatedMany.trusted(present=present, verifiable=verifiable, layouts=layouts)
+
+
+def _bitmaps(
+    hits: Sequence[StoredObject | StagedWrite | None], stored: Sequence[StoredObject | None]
+) -> tuple[bytes, bytes]:
+    """Which are here, and which of them can be verified. Most lookups find all or nothing, and those of many
+    keys spend their time here: so as few looks at each as it takes, and no property is asked for."""
+    if not any(hits):
+        nothing = packed_bits([False] * len(hits))
+        return nothing, nothing
+    flags = [hit is not None and hit.packed_checksums is not None for hit in stored]
+    verifiable = packed_bits(flags)
+    if all(flags):
+        return verifiable, verifiable
+    return packed_bits(list(map(is_not, hits, repeat(None)))), verifiable
 
 
 def _layout(store: Store, hit: StoredObject | StagedWrite) -> Layout:

@@ -163,6 +163,7 @@ def test_what_is_handed_over_is_in_the_other_table_alone_and_no_object_is_made_o
     assert other.peek("a") == an_object("a")
     assert other.peek("a") is not other.peek("a")
     assert table.get("a") is None
+    assert other.many(["a", "b"]) == [an_object("a"), None]
 
 
 def test_the_objects_in_a_state_are_found_among_both_kinds() -> None:

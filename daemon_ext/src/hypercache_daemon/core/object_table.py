@@ -24,6 +24,7 @@ class ObjectTable:
 
     def __init__(self) -> None:
         self._objects: dict[str, StoredObject | bytes] = {}
+        self._may_hold_records = False  # spares a lookup of many keys a look at each in vain
         self._published: PresenceWords | None = None
 
     def __len__(self) -> int:
@@ -40,6 +41,7 @@ class ObjectTable:
         if self._published is not None:
             self._published.load(list(records), verifiable)
         self._objects = cast("dict[str, StoredObject | bytes]", records)
+        self._may_hold_records = bool(records)
 
     def publish(self, words: PresenceWords) -> None:
         """Keep in `words`, which are empty yet, which objects are here from now on: before any is."""
@@ -62,7 +64,7 @@ class ObjectTable:
     def many(self, uris: Sequence[str]) -> list[StoredObject | None]:
         """The objects of these uris, in their order."""
         found = list(map(self._objects.get, uris))  # in C: a lookup of many keys spends its time here
-        if bytes in set(map(type, found)):
+        if self._may_hold_records and bytes in set(map(type, found)):
             return list(map(self.get, uris))
         return found  # type: ignore[return-value] # no record is among them
 
@@ -82,6 +84,7 @@ class ObjectTable:
         """Move the object of this uri, which must be here, into another table; a record stays a record."""
         found = self._taken(uri)
         assert found is not None, "what is handed over must be here"
+        to._may_hold_records |= self._may_hold_records
         to._set(uri, found)
 
     def values(self) -> Iterator[StoredObject]:
