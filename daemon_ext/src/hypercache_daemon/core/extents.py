@@ -7,7 +7,8 @@ objects would take most of a gigabyte, and most of a start's time.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,9 @@ class Extent(NamedTuple):
         return rounded_up(self.length)
 
 
+_EXTENT_OF: Callable[[tuple[int, int, int]], Extent] = partial(tuple.__new__, Extent)
+
+
 def rounded_up(size_bytes: int) -> int:
     """What an object of this size takes of its pool, in bytes."""
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
@@ -54,7 +58,13 @@ def packed(extents: Iterable[Extent]) -> bytes:
 
 def unpacked(data: bytes) -> tuple[Extent, ...]:
     """The chunks that were packed."""
-    return tuple(map(Extent._make, _PACKED.iter_unpack(data)))
+    # In C from end to end: Extent._make counts each chunk's values, which are three here.
+    return tuple(map(_EXTENT_OF, _PACKED.iter_unpack(data)))
+
+
+def allocated_in(data: bytes) -> int:
+    """What the chunks that were packed take of their pool, in bytes; none is made for it."""
+    return sum([rounded_up(length) for _, _, length in _PACKED.iter_unpack(data)])
 
 
 def allocated_column(chunks: ExtentTable) -> npt.NDArray[np.int64]:

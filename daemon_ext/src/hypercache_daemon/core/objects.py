@@ -10,7 +10,7 @@ from typing import TypeAlias
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
-from .extents import Extent, unpacked
+from .extents import Extent, allocated_in, rounded_up, unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class StoredObject:
 
     @property
     def allocated_bytes(self) -> int:
-        return allocated_bytes(self.extents)
+        return allocated_in(self.packed_extents)
 
 
 def packed_checksums(checksums: Sequence[int] | None) -> bytes | None:
@@ -106,7 +106,7 @@ class Hold:
 
     @property
     def allocated_bytes(self) -> int:
-        return allocated_bytes(self.extents)
+        return allocated_in(self.packed_extents)
 
 
 @dataclass(frozen=True)
@@ -178,4 +178,4 @@ class Usage:
 
 def allocated_bytes(extents: Sequence[Extent]) -> int:
     """What the extents take of their pool, in bytes."""
-    return sum(extent.allocated_bytes for extent in extents)
+    return sum([rounded_up(extent.length) for extent in extents])
