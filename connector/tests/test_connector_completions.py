@@ -1,5 +1,6 @@
 """Results: once each, announced by the eventfd, and never an exception."""
 
+import os
 import select
 import threading
 
@@ -39,6 +40,30 @@ def test_an_id_completes_once_whoever_tries_again(completions: Completions) -> N
     completions.complete(Completion(987654, False, "never begun", None))
     assert completions.drain() == []
     assert not is_signalled(completions)
+
+
+def test_one_write_announces_all_until_they_are_drained(completions: Completions) -> None:
+    first, second, third = (completions.begin(None) for _ in range(3))
+    for each in (first, second):
+        completions.complete(Completion(each, True, "", None))
+    completions.announce()
+    assert os.eventfd_read(completions.event_fd) == 1
+    os.eventfd_write(completions.event_fd, 1)
+    assert [each.future_id for each in completions.drain()] == [first, second]
+    assert not is_signalled(completions)
+    completions.announce()
+    assert is_signalled(completions)
+    completions.complete(Completion(third, True, "", None))
+    assert [each.future_id for each in completions.drain()] == [third]
+    assert not is_signalled(completions)
+
+
+def test_who_drains_takes_only_what_has_no_result_yet(completions: Completions) -> None:
+    first, second = completions.begin(1), completions.begin(1)
+    completions.complete(Completion(first, False, "late", [False]))
+    found = [Completion(each, True, "", [True]) for each in (first, second, 987654)]
+    assert completions.settle(found) == [found[1]]
+    assert not completions.pending
 
 
 def test_close_fails_what_is_pending_and_frees_the_descriptor(open_descriptors) -> None:

@@ -89,7 +89,17 @@ batches = st.lists(
 def test_a_batch_has_the_uris_of_its_keys(shared: str, keys: list[str]) -> None:
     mapping = UriMapping("n/s")
     whole = [shared + key for key in keys]
-    assert mapping.uris(whole) == [mapping.uri(key) for key in whole]
+    uris = [mapping.uri(key) for key in whole]
+    assert mapping.uris(whole) == uris
+    assert mapping.encoded(whole) == [uri.encode() for uri in uris]
+
+
+@pytest.mark.parametrize(
+    "keys", [["a\nb", "c"], ["a", "\n"], [""], ["", "\n", ""], ["k" * 9000, "a"], ["\udc80"]]
+)
+def test_what_may_not_stay_in_a_key_is_encoded_among_many_as_alone(keys: list[str]) -> None:
+    mapping = UriMapping("n")
+    assert mapping.encoded(keys) == [mapping.uri(key).encode() for key in keys]
 
 
 @given(st.lists(st.text("a@/é", max_size=6), max_size=6))

@@ -184,7 +184,7 @@ def still_open() -> int:
 def test_nothing_is_in_an_empty_one() -> None:
     with memory() as descriptor:
         table = PresenceTable(SMALL, descriptor)
-    assert table.look_up("a", ("b", "c")) == [Outcome.ABSENT] * 2
+    assert table.look_up([b"ab", b"ac"]) == ([False, False], {Outcome.ABSENT: 2})
 
 
 def test_one_that_could_shrink_is_refused() -> None:
@@ -335,28 +335,54 @@ def test_a_table_goes_with_its_connection(scripted2, connect) -> None:
         assert not has_table(driver)
 
 
-def test_no_table_is_taken_for_that_of_the_connection_after_it(
-    scripted2, connect, monkeypatch: pytest.MonkeyPatch
+def test_a_lookup_that_waits_for_a_table_goes_to_the_daemon_when_the_connection_does(
+    scripted2, connect
 ) -> None:
     with memory() as descriptor:
         gives(scripted2, enclosing(descriptor))
         driver = with_table(stored_half(connect(scripted2.socket_path)))
-        gives(scripted2, enclosing())
         lane = driver.connector._lane
-        tables = [lane._table]
+        waiting = driver.connector.submit_batch_exists(KEYS)
+        lane._break("a test")
+        lane.open(frozenset())  # whose table is as empty as the one before
+        assert driver.wait(waiting).result_bools == HALF, "what the daemon says"
+        assert driver.count("lookup_lane", "handed_back") == 1
 
-        def seen(_: object) -> object:
-            """The table, and before anything else is looked at the connection gives way to another."""
-            table = tables[-1]
-            if len(tables) == 1:
-                with lane._lock:
-                    lane._fall("a test")
-                lane.open(frozenset())
-            return table
 
-        seldom = property(seen, lambda _, table: tables.append(table))
-        monkeypatch.setattr(type(lane), "_table", seldom, raising=False)
-        assert driver.exists(KEYS) == HALF, "what the daemon says, not the empty table that it gave before"
+def test_lookups_that_were_submitted_together_are_looked_up_together(daemon, connect) -> None:
+    driver = with_table(stored_half(connect(daemon.socket_path)))
+    table = driver.connector._lane._table
+    looks: list[int] = []
+    look_up = table.look_up
+    table.look_up = lambda uris: looks.append(len(uris)) or look_up(uris)
+    many = [f"many{number}" for number in range(500)]
+    ids = [driver.connector.submit_batch_exists(keys) for keys in (KEYS[:5], [], many, KEYS[3:], many[:3])]
+    found = {each.future_id: each.result_bools for each in driver.connector.drain_completions()}
+    assert [found[each] for each in ids] == [HALF[:5], [], [False] * 500, HALF[3:], [False] * 3]
+    assert looks == [5 + 500 + 5 + 3]
+    ids = [driver.connector.submit_batch_exists(many) for _ in range(5)]
+    assert len(driver.connector.drain_completions()) == 5
+    assert looks[1:] == [2000, 500]
+
+
+def test_a_close_fails_what_still_waits_for_a_look(daemon, connect) -> None:
+    driver = with_table(connect(daemon.socket_path))
+    waiting = driver.connector.submit_batch_exists(KEYS)
+    driver.connector.close()
+    (left,) = driver.connector.drain_completions()
+    assert (left.future_id, left.ok, left.result_bools) == (waiting, False, [False] * len(KEYS))
+
+
+def test_a_fault_in_a_look_sends_the_lookup_the_ordinary_way(
+    daemon, connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = with_table(stored_half(connect(daemon.socket_path)))
+
+    def fault(*_: object) -> None:
+        raise RuntimeError("nobody foresaw it")
+
+    monkeypatch.setattr(PresenceTable, "look_up", fault)
+    assert driver.exists(KEYS) == HALF
 
 
 def test_a_fault_over_the_table_costs_no_lookup(
@@ -377,7 +403,7 @@ def test_the_words_of_a_table_are_found_by_the_uris_of_keys(scripted2, connect) 
     with memory() as descriptor:
         gives(scripted2, enclosing(descriptor))
         driver = with_table(connect(scripted2.socket_path))
-        words = words_of([driver.connector._mapping.uri(KEYS[3])], 5)
-        offset = 4096 + 64 * int(places(words, 8)[1]) + 8 * 5
+        words = words_of(driver.connector._mapping.encoded(KEYS[3:4]), 5)
+        offset = 4096 + 64 * int(places(words, 8)[1, 0]) + 8 * 5
         os.pwrite(descriptor, struct.pack("<Q", int(words[0])), offset)
         assert driver.exists(KEYS) == [index == 3 for index in range(len(KEYS))]

@@ -52,7 +52,7 @@ class Reader:
         self.view = TableView(memoryview(memory), geometry)
 
     def __call__(self, *uris: str) -> list[str]:
-        return [Presence(state).name for state in self.view.look_up(uris)]
+        return [Presence(state).name for state in self.view.look_up([uri.encode() for uri in uris])]
 
 
 @contextmanager

@@ -28,11 +28,11 @@ from . import config as configuration
 from .completions import Completion, Completions
 from .config import Config
 from .direct_io import Buffer
-from .engine import LOAD_NEEDS, Engine, close_engine, count, open_engine, report, require_home
+from .engine import LOAD_NEEDS, Engine, close_engine, open_engine, report, require_home
 from .keys import UriMapping
 from .lookup_lane import MOST_KEYS, LookupLane
 from .metrics import PAGE
-from .outcomes import Outcome, logger, reasons, which_are_good
+from .outcomes import Outcome, logger, reasons, tally, which_are_good
 from .start_check import check_devices
 from .storing import store
 from .transfers import delete, load, lookup
@@ -83,17 +83,17 @@ class HyperCacheConnector:
             overwrite=settings.overwrite,
             seals=settings.seal_for_old_daemons,
         )
-        self._counters = self._engine.counters
         self._ready = select.epoll()
         self._ready.register(self._completions.event_fd, select.EPOLLIN)
         self._event_fd = self._ready.fileno()
         self._lane: LookupLane[Operation] = LookupLane(
-            self._engine.client,
+            self._engine,
             settings.timeout_s,
+            self._mapping,
             self._ready,
-            uris=lambda operation: self._mapping.split(operation.keys),
-            answered=self._looked_up,
-            handed_back=self._handed_back,
+            announce=self._completions.announce,
+            answered=self._answered,
+            handed_back=self._enqueue,
         )
         self._queues = {
             kind: TaskQueue(f"hypercache-{kind.value}", threads, settings.queue_limit, self._run)
@@ -134,6 +134,9 @@ class HyperCacheConnector:
         readable is dealt with."""
         require_home(self._engine, "connector")
         taken = [] if self._lane.is_waiting else self._completions.drain()
+        # After that, so that whatever is submitted from here on is announced anew.
+        found = [Completion(each.future_id, True, "", good) for each, good in self._lane.look_up()]
+        taken += self._completions.settle(found)
         if not taken:  # else what made the descriptor readable is dealt with, or keeps it so
             self._lane.take()
             taken = self._completions.drain()
@@ -183,14 +186,8 @@ class HyperCacheConnector:
             closing = self._closed or self._closing.locked()
             self._fail(operation, Outcome.CLOSED if closing else Outcome.QUEUE_FULL)
 
-    def _looked_up(self, operation: Operation, outcomes: list[Outcome]) -> None:
-        count(self._engine, "lookups", outcomes)
-        self._counters.add("lookup_lane", "answered")
+    def _answered(self, operation: Operation, outcomes: Sequence[Outcome]) -> None:
         self._completions.complete(_completion(operation, outcomes))
-
-    def _handed_back(self, operation: Operation) -> None:
-        self._counters.add("lookup_lane", "handed_back")
-        self._enqueue(operation)
 
     def _run(self, operation: Operation) -> None:
         try:
@@ -238,7 +235,7 @@ class HyperCacheConnector:
 
     def _fail(self, operation: Operation, outcome: Outcome) -> None:
         outcomes = [outcome] * len(operation.keys)
-        self._counters.add_outcomes(f"{operation.kind.value}s", outcomes)
+        self._engine.counters.add_outcomes(f"{operation.kind.value}s", tally(outcomes))
         self._completions.complete(_completion(operation, outcomes, failed=True))
 
     # -- the end -----------------------------------------------------------------------------------------

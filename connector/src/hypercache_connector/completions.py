@@ -2,16 +2,17 @@
 
 Rules:
 1. Every id that `begin` gave completes exactly once; a second completion is ignored.
-2. `drain` clears the eventfd before it takes the results, so none is left without a signal.
+2. `drain` clears the eventfd before it takes the results, so none is left without a signal. Until then one
+   write announces all.
 3. Nothing here raises into LMCache: a completion that was taken and then lost would be lost for ever.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -33,6 +34,7 @@ class Completions:
         self._ids = itertools.count(1)
         self._pending: dict[int, Completion] = {}
         self._finished: list[Completion] = []
+        self._announced = False
         self._closed = False
 
     def begin(self, key_count: int | None) -> int:
@@ -46,17 +48,26 @@ class Completions:
     def complete(self, completion: Completion) -> None:
         """Hand over a result, unless its id has one already."""
         with self._lock:
-            if self._pending.pop(completion.future_id, None) is None:
-                return
-            self._finished.append(completion)
-            if not self._closed:
-                os.eventfd_write(self.event_fd, 1)
+            if self._pending.pop(completion.future_id, None) is not None:
+                self._finished.append(completion)
+                self._announce()
+
+    def settle(self, completions: Sequence[Completion]) -> list[Completion]:
+        """The same for who drains: those of these results whose id has none yet, which he takes himself."""
+        with self._lock:
+            return [each for each in completions if self._pending.pop(each.future_id, None) is not None]
+
+    def announce(self) -> None:
+        """Have `drain` called."""
+        with self._lock:
+            self._announce()
 
     def drain(self) -> list[Completion]:
         """Every result not taken yet; the eventfd is clear afterwards."""
         with self._lock:
-            if not self._closed:
-                self._clear()
+            if self._announced and not self._closed:
+                os.eventfd_read(self.event_fd)
+                self._announced = False
             taken, self._finished = self._finished, []
             return taken
 
@@ -76,6 +87,7 @@ class Completions:
             self._pending.clear()
             os.close(self.event_fd)
 
-    def _clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # nothing was announced since the last drain
-            os.eventfd_read(self.event_fd)
+    def _announce(self) -> None:
+        if not self._announced and not self._closed:
+            os.eventfd_write(self.event_fd, 1)
+            self._announced = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -37,7 +37,7 @@ STORE_NEEDS = LOAD_NEEDS | {"local_only", "stage_id"}
 _ORDINARY = (ErrorCode.NO_SPACE, ErrorCode.STALE_STAGE, ErrorCode.NOT_STAGED, ErrorCode.NOT_FOUND)
 """What a refusal may say where nothing is wrong but the moment."""
 
-_UNVERIFIABLE = (Outcome.NO_CHECKSUM, Outcome.UNVERIFIABLE)
+_UNVERIFIABLE = frozenset({Outcome.NO_CHECKSUM, Outcome.UNVERIFIABLE})
 
 _ERRORS = {errno.EIO: Outcome.IO_ERROR, errno.ENOSPC: Outcome.NO_SPACE, errno.EDQUOT: Outcome.NO_SPACE}
 
@@ -215,17 +215,16 @@ def _state(reply: Answer) -> Outcome:
             return Outcome.OK
 
 
-def count(engine: Engine, group: str, outcomes: Sequence[Outcome]) -> None:
-    """Count what came of each key of a lookup or load, and say in the log what unverifiable ones may be."""
-    counted = engine.counters.add_outcomes(group, outcomes)
-    unverifiable = sum(counted.get(outcome, 0) for outcome in _UNVERIFIABLE)
-    if unverifiable:
+def count(engine: Engine, group: str, counted: Mapping[Outcome, int]) -> None:
+    """Count what came of the keys of a lookup or load, and say in the log what unverifiable ones may be."""
+    engine.counters.add_outcomes(group, counted)
+    if not _UNVERIFIABLE.isdisjoint(counted):
         advice = "; those that were sealed can be loaded with 'seal_for_old_daemons'"
         engine.log.note(
             "unverifiable",
             "%d of %d objects have no checksums, so they are misses until they are stored anew%s",
-            unverifiable,
-            len(outcomes),
+            sum(counted.get(outcome, 0) for outcome in _UNVERIFIABLE),
+            sum(counted.values()),
             advice if engine.offers_seals and not engine.seals else "",
         )
 

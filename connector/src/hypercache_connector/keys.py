@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import string
 from collections.abc import Sequence
 from functools import lru_cache
 from urllib.parse import quote
@@ -24,7 +25,8 @@ MAX_NAMESPACE_BYTES = 512
 """So that even a fully encoded namespace leaves room for a key."""
 
 _LONGEST_URI_BYTES = 8192  # the wire's limit when version 1 was frozen; part of the mapping
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.~@-]")
+_SAFE = (string.ascii_letters + string.digits + "_.~@-").encode()
+_UNSAFE = re.compile(rf"[^{re.escape(_SAFE.decode())}]")
 
 
 class UriMapping:
@@ -46,6 +48,17 @@ class UriMapping:
         """The uri of each key, in order."""
         prefix, suffixes = self.split(keys)
         return [prefix + suffix for suffix in suffixes]
+
+    def encoded(self, keys: Sequence[str]) -> list[bytes]:
+        """The same in UTF-8."""
+        # All at once, and one by one only where there is something to encode in a key.
+        together = "\n".join(keys).encode("utf-8", "surrogatepass")
+        if keys and together.translate(None, delete=_SAFE) == b"\n" * (len(keys) - 1):
+            plain = self._plain.encode()
+            uris = (plain + together.replace(b"\n", b"\n" + plain)).split(b"\n")
+            if max(map(len, uris)) <= _LONGEST_URI_BYTES:
+                return uris
+        return [uri.encode() for uri in self.uris(keys)]
 
     def split(self, keys: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """The same as what all of them begin with and the rest of each."""

@@ -1,7 +1,9 @@
-"""The short way of a lookup: looked up in the daemon's presence table, or asked in the thread that submits it
-and answered in the one that drains.
+"""The short way of a lookup, without a thread of its own: looked up in the daemon's presence table by the
+thread that drains, with all others that were submitted by then; or asked in the thread that submits it and
+answered in the one that drains.
 
-To hand a lookup to a thread and its result back costs more than the daemon's answer to it.
+To hand a lookup to a thread and its result back costs more than the daemon's answer to it, and one look at
+many keys costs less than many looks.
 
 Rules:
 1. The lane takes only what goes into one frame on the connection that it has, and waits for nothing. What it
@@ -12,7 +14,8 @@ Rules:
    since nobody may have drained.
 4. Callbacks are called without the lane's lock.
 5. A forked child touches neither the lane's connection nor `ready`: both are its parent's.
-6. The table is as good as the connection that it came over, and no longer.
+6. The table is as good as the connection that it came over, and no longer: what waits for a look in it when
+   the connection closes goes the ordinary way.
 """
 
 from __future__ import annotations
@@ -22,22 +25,36 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from itertools import chain, islice
+from typing import Generic, Protocol, TypeVar
 
 from hypercache_protocol import WIRE_2_0, LocalProtocolError
 from hypercache_protocol.messages import Reply
 
-from .client import Client
 from .connection import Connection, Posted
-from .outcomes import DaemonUnavailable, Outcome, logger
-from .presence import PresenceTable
+from .engine import Engine, count
+from .keys import UriMapping
+from .outcomes import DaemonUnavailable, Outcome, logger, tally
+from .presence import PresenceTable, Seen
 
-T = TypeVar("T")
+
+class Lookup(Protocol):
+    """What the lane is given."""
+
+    @property
+    def keys(self) -> list[str]:
+        """What is looked up."""
+        ...
+
+
+T = TypeVar("T", bound=Lookup)
 
 MOST_KEYS = 512
 """More take longer to write down than a thread takes to be woken."""
+_KEYS_AT_ONE_LOOK = 2048
+"""As many as stay in a core's cache, with what is made of them."""
 _MOST_UNSENT_BYTES = 1 << 20
 _LOOKS_PER_TIMEOUT = 8
 
@@ -56,31 +73,35 @@ class LookupLane(Generic[T]):
 
     def __init__(
         self,
-        client: Client,
+        engine: Engine,
         timeout_s: float,
+        mapping: UriMapping,
         ready: select.epoll,
         *,
-        uris: Callable[[T], tuple[str, tuple[str, ...]]],
-        answered: Callable[[T, list[Outcome]], None],
+        announce: Callable[[], None],
+        answered: Callable[[T, Sequence[Outcome]], None],
         handed_back: Callable[[T], None],
     ) -> None:
         """
         Args:
             ready: becomes readable when `take` has something to do.
-            uris: what a task looks up, as what the uris begin with and the rest of each.
-            answered: is told each task's outcomes, one for each of its uris.
+            announce: is called when `look_up` has.
+            answered: is told the outcomes of each task that the daemon was asked, one for each of its keys.
             handed_back: is given each task that must go the ordinary way.
         """
-        self._client = client
+        self._engine = engine
+        self._client = engine.client
         self._timeout_s = timeout_s
+        self._mapping = mapping
         self._ready = ready
-        self._uris = uris
-        self._answered = answered
+        self._announce = announce
+        self._report = answered
         self._handed_back = handed_back
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._table: PresenceTable | None = None
         self._next_has_no_table = False
+        self._for_table: list[T] = []
         self._unsent = bytearray()
         self._waiting: dict[int, _Waiting[T]] = {}  # by request id, oldest first
         self._closed = threading.Event()
@@ -151,47 +172,76 @@ class LookupLane(Generic[T]):
 
     def _leave_other_daemon(self) -> None:
         """Close a connection to a daemon that is not the client's any more: it may hang for ever."""
-        left: list[_Waiting[T]] = []
+        left: list[T] = []
         with self._lock:
             if self._connection is not None and not self._client.is_current(self._connection):
                 left = self._fall("another daemon answers by now")
         self._hand_back(left)
 
     def ask(self, task: T) -> bool:
-        """Look it up or ask the daemon; False where `task` must go the ordinary way."""
+        """Keep it for `look_up` or ask the daemon; False where `task` must go the ordinary way."""
         if self._connection is None or not self._is_at_home():
             return False
-        left: list[_Waiting[T]] = []
+        if self._kept(task):
+            self._announce()
+            return True
+        return self._asked(task)
+
+    def _kept(self, task: T) -> bool:
+        with self._lock:
+            if self._table is None:
+                return False
+            self._for_table.append(task)
+            return True
+
+    def look_up(self) -> list[tuple[T, list[bool]]]:
+        """The tasks that waited for a look in the table, and which of each one's keys could be loaded. What
+        the table doesn't tell goes another way."""
+        if not self._for_table or not self._is_at_home():
+            return []
+        with self._lock:
+            tasks, self._for_table = self._for_table, []
+            connection, table = self._connection, self._table
+        done: list[tuple[T, list[bool]]] = []
+        for together in _looked_up_at_once(tasks):
+            seen = self._seen(together, connection, table)
+            if seen is None:
+                self._hand_back([task for task in together if not self._asked(task)])
+            else:
+                good, counted = seen
+                self._count(counted, len(together))
+                left = iter(good)
+                done += [(task, list(islice(left, len(task.keys)))) for task in together]
+        return done
+
+    def _seen(
+        self, tasks: Sequence[T], connection: Connection | None, table: PresenceTable | None
+    ) -> Seen | None:
+        if table is None or connection is None or self._client.breaker_open:
+            return None
         try:
-            outcomes = self._from_table(task)
-            if outcomes is None:
-                return self._posted(task)
+            if not self._client.is_current(connection) or connection.is_hung_up():
+                return None
+            return table.look_up(self._mapping.encoded(list(chain.from_iterable(map(_keys, tasks)))))
+        except Exception as error:  # noqa: BLE001 - boundary: nothing may be raised into LMCache
+            self._break(error)
+            return None
+
+    def _asked(self, task: T) -> bool:
+        try:
+            return self._posted(task)
         except LocalProtocolError:  # the ordinary way says what is wrong
             return False
         except Exception as error:  # noqa: BLE001 - boundary: nothing may be raised into LMCache
-            with self._lock:
-                left = self._fall(error)
-            self._hand_back(left)
+            self._break(error)
             return False
-        self._answered(task, outcomes)
-        return True
-
-    def _from_table(self, task: T) -> list[Outcome] | None:
-        # The connection first: where it is still open at the end, a table that was seen after it is its own.
-        connection = self._connection
-        table = self._table
-        if table is None or connection is None or self._client.breaker_open:
-            return None
-        if not self._client.is_current(connection) or connection.is_hung_up():
-            return None
-        return table.look_up(*self._uris(task))
 
     def _posted(self, task: T) -> bool:
         with self._lock:
             connection = self._connection
             if connection is None or not self._has_room(connection):
                 return False
-            posted = connection.post_lookup(*self._uris(task))
+            posted = connection.post_lookup(*self._mapping.split(task.keys))
             if posted is None:
                 return False
             self._send(connection, posted.data)
@@ -203,7 +253,7 @@ class LookupLane(Generic[T]):
         if self._connection is None or not self._is_at_home():
             return
         done: list[tuple[T, list[Outcome]]] = []
-        left: list[_Waiting[T]] = []
+        left: list[T] = []
         with self._lock:
             connection = self._connection
             if connection is None:
@@ -223,9 +273,7 @@ class LookupLane(Generic[T]):
     def close(self) -> None:
         """Hand back what waits and take nothing more."""
         self._closed.set()
-        with self._lock:
-            left = self._fall("it was closed")
-        self._hand_back(left)
+        self._break("it was closed")
 
     # -- under the lock ----------------------------------------------------------------------------------
 
@@ -256,14 +304,15 @@ class LookupLane(Generic[T]):
             del self._waiting[request_id]
         return done
 
-    def _fall(self, why: object) -> list[_Waiting[T]]:
+    def _fall(self, why: object) -> list[T]:
         """Close the connection. Returns what waited, which the caller hands back without the lock."""
         if isinstance(why, Exception) and not isinstance(why, DaemonUnavailable):
             logger.error("the lookup lane has a fault", exc_info=why)
         connection, self._connection = self._connection, None
         self._table = None
-        left = list(self._waiting.values())
+        left = [*(waiting.task for waiting in self._waiting.values()), *self._for_table]
         self._waiting.clear()
+        self._for_table.clear()
         self._unsent.clear()
         if connection is not None:
             logger.debug("the lookup lane closes with %d lookups in it: %s", len(left), why)
@@ -276,9 +325,23 @@ class LookupLane(Generic[T]):
 
     # -- without the lock --------------------------------------------------------------------------------
 
-    def _hand_back(self, left: Sequence[_Waiting[T]]) -> None:
-        for waiting in left:
-            self._handed_back(waiting.task)
+    def _break(self, why: object) -> None:
+        with self._lock:
+            left = self._fall(why)
+        self._hand_back(left)
+
+    def _hand_back(self, left: Sequence[T]) -> None:
+        for task in left:
+            self._engine.counters.add("lookup_lane", "handed_back")
+            self._handed_back(task)
+
+    def _answered(self, task: T, outcomes: Sequence[Outcome]) -> None:
+        self._count(tally(outcomes), 1)
+        self._report(task, outcomes)
+
+    def _count(self, counted: Mapping[Outcome, int], lookups: int) -> None:
+        count(self._engine, "lookups", counted)
+        self._engine.counters.add("lookup_lane", "answered", lookups)
 
     def _is_at_home(self) -> bool:
         """Whether this is the process that made the lane."""
@@ -291,13 +354,31 @@ class LookupLane(Generic[T]):
 
     def _give_up_late(self, now: float) -> None:
         with self._lock:
-            oldest = next(iter(self._waiting.values()), None)
-            if oldest is None or oldest.late_at > now:
+            late = [waiting for waiting in self._waiting.values() if waiting.late_at <= now]
+            if not late:
                 return
+            for waiting in late:
+                del self._waiting[waiting.posted.request_id]
             left = self._fall("an answer is late")
         self._client.note_late()
-        for waiting in left:
-            if waiting.late_at <= now:
-                self._answered(waiting.task, [Outcome.DAEMON_LATE] * waiting.posted.batch.count)
-            else:
-                self._handed_back(waiting.task)
+        for waiting in late:
+            self._answered(waiting.task, [Outcome.DAEMON_LATE] * waiting.posted.batch.count)
+        self._hand_back(left)
+
+
+def _keys(lookup: Lookup) -> list[str]:
+    return lookup.keys
+
+
+def _looked_up_at_once(tasks: Sequence[T]) -> Iterator[list[T]]:
+    """The tasks in groups of so many that a look at one of them is quickest for each key."""
+    group: list[T] = []
+    keys = 0
+    for task in tasks:
+        if keys + len(task.keys) > _KEYS_AT_ONE_LOOK and group:
+            yield group
+            group, keys = [], 0
+        group.append(task)
+        keys += len(task.keys)
+    if group:
+        yield group

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 logger = logging.getLogger("hypercache_connector")
@@ -104,14 +104,12 @@ class Counters:
         with self._lock:
             self._groups.setdefault(group, Counter())[name] += amount
 
-    def add_outcomes(self, group: str, outcomes: Sequence[Outcome]) -> dict[Outcome, int]:
-        """Count each outcome once. Returns how often each of these was there."""
-        counted = tally(outcomes)
+    def add_outcomes(self, group: str, counted: Mapping[Outcome, int]) -> None:
+        """Count each outcome as often as it was there."""
         with self._lock:
             counts = self._groups.setdefault(group, Counter())
             for outcome, count in counted.items():
                 counts[outcome.value] += count
-        return counted
 
     def snapshot(self) -> dict[str, dict[str, int]]:
         """Every count so far, by group and name."""

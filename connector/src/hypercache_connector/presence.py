@@ -11,20 +11,21 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
-from itertools import repeat
-from operator import add
 
 from hypercache_protocol.batches import PresenceTableReply
 from hypercache_protocol.presence import FORMAT, Geometry, Presence, TableView
 
 from .outcomes import Outcome
 
-_OUTCOMES = {
-    Presence.VERIFIABLE: Outcome.OK,
-    Presence.UNVERIFIABLE: Outcome.UNVERIFIABLE,
-    Presence.ABSENT: Outcome.ABSENT,
-}
-_BY_STATE = tuple([_OUTCOMES[state] for state in sorted(Presence)])
+_OUTCOMES = (
+    (int(Presence.VERIFIABLE), Outcome.OK),
+    (int(Presence.UNVERIFIABLE), Outcome.UNVERIFIABLE),
+    (int(Presence.ABSENT), Outcome.ABSENT),
+)
+_is_verifiable = int(Presence.VERIFIABLE).__eq__
+
+Seen = tuple[list[bool], dict[Outcome, int]]
+"""Whether each uri could be loaded, and how often each outcome came of them."""
 
 
 class UnusableTable(Exception):
@@ -52,13 +53,13 @@ class PresenceTable:
         except (OSError, ValueError) as error:
             raise UnusableTable(str(error)) from None
 
-    def look_up(self, prefix: str, suffixes: Sequence[str]) -> list[Outcome] | None:
-        """What a lookup of each uri comes to, which is `prefix` and one of `suffixes`; None where only the
-        daemon can tell."""
-        states = self._view.look_up(list(map(add, repeat(prefix), suffixes)))
-        if self._view.unplaced and Presence.ABSENT in states:
+    def look_up(self, uris: Sequence[bytes]) -> Seen | None:
+        """What a lookup of these comes to; None where only the daemon can tell."""
+        states = self._view.look_up(uris)
+        counted = {outcome: count for state, outcome in _OUTCOMES if (count := states.count(state))}
+        if Outcome.ABSENT in counted and self._view.unplaced:
             return None
-        return list(map(_BY_STATE.__getitem__, states))
+        return list(map(_is_verifiable, states)), counted
 
 
 def _check_sealed(descriptor: int) -> None:

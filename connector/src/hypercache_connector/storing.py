@@ -44,7 +44,7 @@ from .engine import (
     transfer_failed,
 )
 from .layouts import Answer, ChunkTransfer, doubt_about_stage, interleaved, refusal, transfers
-from .outcomes import DaemonUnavailable, Outcome
+from .outcomes import DaemonUnavailable, Outcome, tally
 from .sealed_objects import SealedObject, doubt_about_object
 
 _VAIN = frozenset(
@@ -108,7 +108,7 @@ def store(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> lis
     outcomes = [
         write.outcome or Outcome.CLOSED for write in writes
     ]  # none is left without one but by `close`
-    engine.counters.add_outcomes("stores", outcomes)
+    engine.counters.add_outcomes("stores", tally(outcomes))
     return outcomes
 
 

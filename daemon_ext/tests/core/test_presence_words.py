@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -37,6 +38,10 @@ def stored(uri: str, *, verifiable: bool) -> StoredObject:
     return StoredObject(uri, Tier.NVME, 1, packed([Extent(0, 0, 1)]), sums, 1, SyncStatus.LOCAL_ONLY)
 
 
+def seen(table: TableView, uris: Sequence[str]) -> list[int]:
+    return table.look_up([uri.encode() for uri in uris])
+
+
 def states(objects: dict[str, bool]) -> list[int]:
     told = {True: Presence.VERIFIABLE, False: Presence.UNVERIFIABLE, None: Presence.ABSENT}
     return [told[objects.get(uri)] for uri in URIS]
@@ -44,7 +49,7 @@ def states(objects: dict[str, bool]) -> list[int]:
 
 def agree(table: TableView, objects: dict[str, bool]) -> None:
     """What it says is right, but for what it says itself that it has no place for."""
-    said, right = table.look_up(URIS), states(objects)
+    said, right = seen(table, URIS), states(objects)
     wrong = [said_one for said_one, right_one in zip(said, right, strict=True) if said_one != right_one]
     assert wrong == [Presence.ABSENT] * table.unplaced
     assert np.count_nonzero(table.buckets) + table.unplaced == len(objects)
@@ -87,15 +92,15 @@ def test_a_cache_publishes_what_can_be_found_in_it() -> None:
     cache = cache_with(table)
     staged = cache.stage("a", 4096, Tier.NVME, 1, StageOptions(False, False, False), now=0)
     assert isinstance(staged, StagedWrite)
-    assert table.look_up(["a"]) == [Presence.ABSENT]
+    assert seen(table, ["a"]) == [Presence.ABSENT]
     cache.apply_commit(staged, cache.plan_commit(staged, StateEvent.COMMIT_LOCAL_ONLY), now=0)
-    assert table.look_up(["a"]) == [Presence.UNVERIFIABLE]
+    assert seen(table, ["a"]) == [Presence.UNVERIFIABLE]
     cache.withhold("a")
-    assert table.look_up(["a"]) == [Presence.ABSENT]
+    assert seen(table, ["a"]) == [Presence.ABSENT]
     cache.give_back("a")
-    assert table.look_up(["a"]) == [Presence.UNVERIFIABLE]
+    assert seen(table, ["a"]) == [Presence.UNVERIFIABLE]
     cache.apply_remove("a", now=0)
-    assert table.look_up(["a"]) == [Presence.ABSENT]
+    assert seen(table, ["a"]) == [Presence.ABSENT]
 
 
 def test_nobody_misses_an_object_while_another_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +112,7 @@ def test_nobody_misses_an_object_while_another_takes_its_place(monkeypatch: pyte
         staged = cache.stage("a", 4096, Tier.NVME, 1, StageOptions(False, False, False), now=0)
         assert isinstance(staged, StagedWrite)
         cache.apply_commit(staged, cache.plan_commit(staged, StateEvent.COMMIT_LOCAL_ONLY), now=0)
-    assert (table.look_up(["a"]), taken) == ([Presence.UNVERIFIABLE], [])
+    assert (seen(table, ["a"]), taken) == ([Presence.UNVERIFIABLE], [])
     cache.apply_remove("a", now=0)
     assert len(taken) == 1
 
@@ -121,7 +126,7 @@ def test_what_found_no_place_is_counted_until_it_goes() -> None:
     words.change(URIS[9], True, None)
     assert table.unplaced == 1
     words.change(URIS[0], True, None)
-    assert (table.unplaced, table.look_up(URIS[:1])) == (1, [Presence.ABSENT])
+    assert (table.unplaced, seen(table, URIS[:1])) == (1, [Presence.ABSENT])
     words.change(URIS[8], True, None)
     assert table.unplaced == 0
 
@@ -159,7 +164,7 @@ def test_a_cache_publishes_what_it_is_loaded_with() -> None:
         for offset, (uri, one) in zip(count(0, 4096), has.items(), strict=False)
     }
     cache_with(table).load(records)
-    assert table.look_up([*has, "nowhere"]) == [
+    assert seen(table, [*has, "nowhere"]) == [
         Presence.VERIFIABLE,
         Presence.UNVERIFIABLE,
         Presence.VERIFIABLE,
@@ -172,4 +177,4 @@ def test_of_many_hardly_any_finds_no_place_where_a_quarter_is_filled() -> None:
     uris = [f"hypercache://a/{number}" for number in range(1 << 15)]
     PresenceWords(table).load(uris, np.ones(len(uris), np.bool_))
     assert table.unplaced <= 1
-    assert set(table.look_up(uris)) == {Presence.VERIFIABLE}
+    assert set(seen(table, uris)) == {Presence.VERIFIABLE}

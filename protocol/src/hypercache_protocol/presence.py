@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,8 @@ Words = npt.NDArray[np.uint64]
 VERIFIABLE = np.uint64(1)
 """The bit of a word that says that its object has checksums."""
 _TAKEN = np.uint64(1 << 63 | 1)
-_SECOND = np.uint64(32)
+_HALVES = np.array([[1], [32]])
+"""How far to shift a word for the number of its first and of its second bucket."""
 
 
 class Presence(IntEnum):
@@ -69,11 +71,9 @@ class Geometry:
         return HEADER_BYTES + self.buckets * BUCKET_WORDS * _WORD_BYTES
 
 
-def words_of(uris: Sequence[str], seed: int) -> Words:
+def words_of(uris: Sequence[bytes], seed: int) -> Words:
     """The word of each uri, as of an object with checksums; shape (len(uris),)."""
-    digest = xxhash.xxh3_64_digest
-    together = b"".join([digest(uri.encode(), seed) for uri in uris])
-    return np.frombuffer(together, U64) | _TAKEN
+    return np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, uris, repeat(seed))), U64) | _TAKEN
 
 
 def word_of(uri: str, seed: int) -> int:
@@ -82,10 +82,8 @@ def word_of(uri: str, seed: int) -> int:
 
 
 def places(words: Words, buckets: int) -> npt.NDArray[np.int64]:
-    """The numbers of the two buckets of each word: all the first ones, then all the second ones."""
-    both = np.concatenate((words >> VERIFIABLE, words >> _SECOND))
-    both &= np.uint64(buckets - 1)
-    numbers: npt.NDArray[np.int64] = both.view(np.int64)
+    """The numbers of the two buckets of each word; shape (2, len(words))."""
+    numbers: npt.NDArray[np.int64] = words.view(np.int64) >> _HALVES & np.int64(buckets - 1)
     return numbers
 
 
@@ -109,14 +107,14 @@ class TableView:
         """How many objects found no place."""
         return int(self.header[0])
 
-    def look_up(self, uris: Sequence[str]) -> list[int]:
+    def look_up(self, uris: Sequence[bytes]) -> list[int]:
         """A `Presence` for each uri, as a plain int."""
+        # As few steps as may be, of all uris each: after a pause a step's code costs more than its numbers.
         words = words_of(uris, self.geometry.seed)
-        rows = self.buckets.take(places(words, len(self.buckets)), axis=0)
-        # Turned, so that each step of numpy goes over many uris; one by one it would go over eight words.
+        rows = self.buckets.take(places(words, len(self.buckets)), axis=0).reshape(-1, BUCKET_WORDS)
+        # Turned, since numpy is slow over eight words at a time.
         columns = rows.T.reshape(2 * BUCKET_WORDS, -1)
         columns ^= words
         # The same word leaves 0, one without checksums 1, and any other, or an empty place, a large number.
-        nearest = np.minimum(columns.min(axis=0), _ABSENT)
-        states: list[int] = nearest.tolist()
+        states: list[int] = columns.min(axis=0, initial=_ABSENT).tolist()
         return states

@@ -69,7 +69,7 @@ def table(bench: Bench) -> None:
         wanted |= {"checked": Presence.VERIFIABLE, "unchecked": Presence.UNVERIFIABLE}
         if view.unplaced:
             raise NotOffered("the table is too small for what the daemon has, so it may lack anything")
-        for name, said in zip(names, view.look_up(list(uris.values())), strict=True):
+        for name, said in zip(names, view.look_up([uri.encode() for uri in uris.values()]), strict=True):
             expect(
                 said == wanted[name],
                 f"the table calls an object that is {name} {Presence(said).name.lower()}, "

@@ -37,8 +37,8 @@ class PresenceWords:
 
     def load(self, uris: Sequence[str], verifiable: npt.NDArray[np.bool_]) -> None:
         """Put all objects of a catalog into an empty table; `verifiable` says which have checksums."""
-        words = words_of(uris, self._table.geometry.seed)
-        firsts = places(words, self._table.geometry.buckets)[: len(words)]
+        words = words_of([uri.encode() for uri in uris], self._table.geometry.seed)
+        firsts = places(words, self._table.geometry.buckets)[0]
         words[~verifiable] &= ~VERIFIABLE
         order = np.argsort(firsts, kind="stable")
         firsts, words = firsts[order], words[order]
