@@ -15,6 +15,7 @@ import errno
 import os
 import stat
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -91,6 +92,15 @@ class Devices:
             return direct_io.write(file.fd, part, offset)
         return self._move(path, part, offset, writable=True)
 
+    def read_run(self, path: str, parts: Sequence[Part], offset: int) -> bool:
+        """Fill all parts, of whole blocks, with what lies in a row from `offset` of the device `path` on.
+        Where it could not be done in one call this is False, and nothing is known of any part."""
+        return self._move_run(os.preadv, path, parts, offset, writable=False)
+
+    def write_run(self, path: str, parts: Sequence[Part], offset: int) -> bool:
+        """Write all parts, of whole blocks, in a row from `offset` of the device `path`. False as above."""
+        return self._move_run(os.pwritev, path, parts, offset, writable=True)
+
     def forget(self, path: str) -> None:
         """Open `path` anew at its next use: it may be another file by now."""
         with self._lock:
@@ -124,6 +134,22 @@ class Devices:
             self._counters.add(COUNTS, "fallback")
         self._counters.add(COUNTS, "buffered")
         return (direct_io.write if writable else direct_io.read)(device.plain.fd, part, offset)
+
+    def _move_run(
+        self, move: direct_io.Vectored, path: str, parts: Sequence[Part], offset: int, *, writable: bool
+    ) -> bool:
+        views = [part.view for part in parts]
+        try:
+            device = self._kept.get((path, writable)) or self._open(path, writable)
+            if device.direct is None:  # through the page cache each is counted with its reason
+                return False
+            moved = move(device.direct.fd, views, offset)
+        except OSError:  # the chunks are moved one by one now, and what ails them comes out there
+            return False
+        if moved != sum(map(len, views)):
+            return False
+        self._counters.add(COUNTS, "direct", len(parts))
+        return True
 
     def _move_directly(
         self, file: OpenFile, path: str, part: Part, offset: int, writable: bool

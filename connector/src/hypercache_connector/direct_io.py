@@ -117,7 +117,8 @@ def write_direct(fd: int, part: Part, offset: int) -> int:
     return _past(os.pwritev, fd, part.view[:body_length], scratch, offset, length)
 
 
-_Vectored = Callable[[int, list[memoryview], int], int]
+Vectored = Callable[[int, list[memoryview], int], int]
+"""os.preadv and os.pwritev."""
 
 
 def _split(part: Part) -> tuple[int, memoryview]:
@@ -131,7 +132,7 @@ def _rounded_up(size_bytes: int) -> int:
     return (size_bytes + _MASK) & ~_MASK
 
 
-def _through(move: _Vectored, fd: int, view: memoryview, offset: int) -> int:
+def _through(move: Vectored, fd: int, view: memoryview, offset: int) -> int:
     done = 0
     while done < len(view):
         moved = move(fd, [view[done:]], offset + done)
@@ -141,7 +142,7 @@ def _through(move: _Vectored, fd: int, view: memoryview, offset: int) -> int:
     return done
 
 
-def _past(move: _Vectored, fd: int, body: memoryview, tail: memoryview, offset: int, length: int) -> int:
+def _past(move: Vectored, fd: int, body: memoryview, tail: memoryview, offset: int, length: int) -> int:
     """Move body and tail, both whole blocks, and continue where a short count ends: at the last boundary
     before it, since nothing else is a legal place to go on."""
     done = 0

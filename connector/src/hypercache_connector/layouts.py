@@ -5,9 +5,8 @@ Rule: any doubt is a miss. A layout is used only if every chunk of it can be ver
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
 
 from hypercache_protocol import ErrorCode, SyncStatus, Tier
 from hypercache_protocol.messages import ChunkLocation, ErrorReply, HitReply, MissReply, Reply, StagedReply
@@ -129,18 +128,3 @@ def _section(chunk: ChunkLocation, start: int, end: int) -> list[ChunkLocation]:
         return []
     offset = chunk.offset + start
     return [ChunkLocation.trusted(device=chunk.device, offset=offset, length=end - start, tier=chunk.tier)]
-
-
-def interleaved(planned: Sequence[ChunkTransfer]) -> list[ChunkTransfer]:
-    """The same transfers with the devices taking turns, so that all of them have work at once."""
-    queues: dict[str, list[ChunkTransfer]] = {}
-    for transfer in planned:
-        # A RAM chunk is a file of its own; all of them are one device here.
-        queues.setdefault(transfer.device if transfer.tier is Tier.NVME else "", []).append(transfer)
-    if len(queues) < 2:
-        return list(planned)
-    return list(_present(chain.from_iterable(zip_longest(*queues.values()))))
-
-
-def _present(turns: Iterator[ChunkTransfer | None]) -> Iterator[ChunkTransfer]:
-    return (transfer for transfer in turns if transfer is not None)

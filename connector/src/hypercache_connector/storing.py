@@ -43,8 +43,9 @@ from .engine import (
     located,
     transfer_failed,
 )
-from .layouts import Answer, ChunkTransfer, doubt_about_stage, interleaved, refusal, transfers
+from .layouts import Answer, ChunkTransfer, doubt_about_stage, refusal, transfers
 from .outcomes import DaemonUnavailable, Outcome, tally
+from .runs import Run, in_runs, mapped
 from .sealed_objects import SealedObject, doubt_about_object
 
 _VAIN = frozenset(
@@ -234,34 +235,43 @@ def _fill(engine: Engine, writes: Sequence[_Write], deadline: float) -> None:
         layout = write.staged.chunk_layout if write.staged else ()
         planned += write.transfers(index, layout)
         write.checksums = [0] * len(layout)
-    planned = interleaved(planned)
     skipped: int | Outcome = Outcome.CLOSED
-    results = engine.writers.map(partial(_write_in_turn, engine, deadline), planned, skipped)
-    for transfer, result in zip(planned, results, strict=True):
+    write_run = partial(_write_in_turn, engine, deadline)
+    for transfer, result in mapped(engine.writers, write_run, in_runs(planned), skipped):
         if isinstance(result, Outcome):
             writes[transfer.index].outcome = result
         else:
             writes[transfer.index].checksums[transfer.position] = result
 
 
-def _write_in_turn(engine: Engine, deadline: float, transfer: ChunkTransfer) -> int | Outcome:
-    """The checksum of the chunk that was written, or why it was not. Loads under way go before."""
+def _write_in_turn(engine: Engine, deadline: float, run: Run) -> list[int | Outcome]:
+    """For each chunk its checksum where it was written, or why it was not. Loads under way go before."""
     if time.monotonic() >= deadline:
-        return Outcome.TRANSFER_LATE
+        return [Outcome.TRANSFER_LATE] * len(run)
     if not engine.gate.bounded:
-        return _write_chunk(engine, transfer)
-    with engine.gate.writing(len(transfer.part.view), deadline) as turn:
-        return _write_chunk(engine, transfer) if turn is Outcome.OK else turn
+        return _write_run(engine, run)
+    size_bytes = sum(len(transfer.part.view) for transfer in run)
+    with engine.gate.writing(size_bytes, deadline) as turn:
+        return _write_run(engine, run) if turn is Outcome.OK else [turn] * len(run)
 
 
-def _write_chunk(engine: Engine, transfer: ChunkTransfer) -> int | Outcome:
-    view = transfer.part.view
-    checksum = crc32(view)
+def _write_run(engine: Engine, run: Run) -> list[int | Outcome]:
+    checksums = [crc32(transfer.part.view) for transfer in run]
+    if len(run) > 1:
+        parts = [transfer.part for transfer in run]
+        if engine.devices.write_run(run[0].device, parts, run[0].offset):
+            return list(checksums)
+    return [
+        _write_chunk(engine, transfer, checksum) for transfer, checksum in zip(run, checksums, strict=True)
+    ]
+
+
+def _write_chunk(engine: Engine, transfer: ChunkTransfer, checksum: int) -> int | Outcome:
     try:
         moved = engine.devices.write(transfer.device, transfer.tier, transfer.part, transfer.offset)
     except OSError as error:
         return transfer_failed(engine, transfer, error)
-    return checksum if moved == len(view) else Outcome.SHORT_TRANSFER
+    return checksum if moved == len(transfer.part.view) else Outcome.SHORT_TRANSFER
 
 
 def _commit(engine: Engine, writes: Sequence[_Write]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from hypercache_protocol import Tier
@@ -23,8 +23,9 @@ from hypercache_protocol.states import DIRTY
 from .checksum import crc32
 from .direct_io import Buffer
 from .engine import Engine, answered, committed, count, exchanged, located, transfer_failed
-from .layouts import Answer, ChunkTransfer, chunks_of, interleaved, refusal, transfers
+from .layouts import Answer, ChunkTransfer, chunks_of, refusal, transfers
 from .outcomes import Outcome, tally
+from .runs import Run, in_runs, mapped
 from .sealed_objects import SealedObject, doubt_about_object, looked_up, needs_seal
 
 __all__ = ["Engine", "delete", "load", "load_located", "lookup"]
@@ -82,21 +83,20 @@ def load_located(
         for index, (hit, doubt) in enumerate(zip(hits, doubts, strict=True))
         if doubt is Outcome.OK and needs_seal(hit, seals=engine.seals)
     }
-    planned = interleaved(
-        [
-            transfer
-            for index, (hit, doubt) in enumerate(zip(hits, doubts, strict=True))
-            if doubt is Outcome.OK
-            for transfer in _planned(index, hit, buffers[index], sealed.get(index))
-        ]
-    )
-    with engine.gate.loading(len(planned), sum(len(transfer.part.view) for transfer in planned)):
-        results = engine.readers.map(partial(_read_chunk, engine, deadline), planned, Outcome.CLOSED)
-    outcomes = _opened(engine, sealed, _settled(hits, doubts, planned, results))
+    planned = [
+        transfer
+        for index, (hit, doubt) in enumerate(zip(hits, doubts, strict=True))
+        if doubt is Outcome.OK
+        for transfer in _planned(index, hit, buffers[index], sealed.get(index))
+    ]
+    runs = in_runs(planned)
+    with engine.gate.loading(len(runs), sum(len(transfer.part.view) for transfer in planned)):
+        read = mapped(engine.readers, partial(_read_run, engine, deadline), runs, Outcome.CLOSED)
+    outcomes = _opened(engine, sealed, _settled(hits, doubts, read))
     _count_loads(engine, buffers, outcomes, sealed)
     damaged = {
         transfer.index
-        for transfer, result in zip(planned, results, strict=True)
+        for transfer, result in read
         if result in _DAMAGE and not _is_dirty(hits[transfer.index])
     }
     damaged |= {index for index in sealed if outcomes[index] is Outcome.SEAL_BROKEN}
@@ -122,33 +122,42 @@ def _count_loads(
     count(engine, "loads", tally(outcomes))
 
 
+def _read_run(engine: Engine, deadline: float, run: Run) -> list[Outcome]:
+    """For each chunk: OK where it was read and verified, NO_CHECKSUM where it was only read whole."""
+    if len(run) > 1 and time.monotonic() < deadline:
+        parts = [transfer.part for transfer in run]
+        if engine.devices.read_run(run[0].device, parts, run[0].offset):
+            return [_verified(transfer) for transfer in run]
+    return [_read_chunk(engine, deadline, transfer) for transfer in run]
+
+
 def _read_chunk(engine: Engine, deadline: float, transfer: ChunkTransfer) -> Outcome:
-    """OK where the chunk was read and verified; NO_CHECKSUM where it was read whole, and that is all."""
     if time.monotonic() >= deadline:
         return Outcome.TRANSFER_LATE
-    view = transfer.part.view
     try:
         moved = engine.devices.read(transfer.device, transfer.tier, transfer.part, transfer.offset)
     except OSError as error:
         return transfer_failed(engine, transfer, error)
-    if moved != len(view):
-        return Outcome.SHORT_TRANSFER
+    return _verified(transfer) if moved == len(transfer.part.view) else Outcome.SHORT_TRANSFER
+
+
+def _verified(transfer: ChunkTransfer) -> Outcome:
     if transfer.checksum is None:
         return Outcome.NO_CHECKSUM
-    return Outcome.OK if crc32(view) == transfer.checksum else Outcome.CHECKSUM_MISMATCH
+    is_right = crc32(transfer.part.view) == transfer.checksum
+    return Outcome.OK if is_right else Outcome.CHECKSUM_MISMATCH
 
 
 def _settled(
     hits: Sequence[Answer],
     doubts: Sequence[Outcome],
-    planned: Sequence[ChunkTransfer],
-    results: Sequence[Outcome],
+    read: Iterable[tuple[ChunkTransfer, Outcome]],
 ) -> list[Outcome]:
     """The outcome of each key: its doubt if there was one, else the first failure among its chunks, and OK
     only if as many chunks were verified as it has. NO_CHECKSUM says that nothing else failed."""
     verified: Counter[int] = Counter()
     failures: dict[int, Outcome] = {}
-    for transfer, result in zip(planned, results, strict=True):
+    for transfer, result in read:
         if result is Outcome.OK:
             verified[transfer.index] += 1
         elif failures.get(transfer.index, Outcome.NO_CHECKSUM) is Outcome.NO_CHECKSUM:

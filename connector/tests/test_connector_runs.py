@@ -1,0 +1,231 @@
+"""Small chunks that lie in a row move in one call, and any doubt about one of them is still its own."""
+
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypercache_connector.direct_io import ALIGNMENT, Part
+from hypercache_connector.layouts import ChunkTransfer
+from hypercache_connector.runs import RUN_BYTES, in_runs, mapped
+from hypercache_connector.workers import ChunkWorkers
+from hypercache_protocol import Tier
+
+BLOCK_COUNT = 3
+OBJECT_BYTES = BLOCK_COUNT * ALIGNMENT
+KEYS = [f"org/model@00000001@0@{number:04x}" for number in range(8)]
+
+
+# -- what is joined ------------------------------------------------------------------------------------------
+
+
+def chunk(
+    offset: int, length: int, *, device: str = "/d", tier: Tier = Tier.NVME, address: int = 0
+) -> ChunkTransfer:
+    return ChunkTransfer(0, 0, device, tier, offset, Part(memoryview(bytes(length)), address), None)
+
+
+def shape(chunks: list[ChunkTransfer]) -> list[list[int]]:
+    """The offsets in each run, in blocks."""
+    return [[transfer.offset // ALIGNMENT for transfer in run] for run in in_runs(chunks)]
+
+
+def row(count: int, **others: object) -> list[ChunkTransfer]:
+    return [chunk(number * ALIGNMENT, ALIGNMENT, **others) for number in range(count)]  # type: ignore[arg-type]
+
+
+def test_chunks_in_a_row_are_one_run() -> None:
+    assert shape(row(4)) == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ([chunk(0, ALIGNMENT), chunk(2 * ALIGNMENT, ALIGNMENT)], [[0], [2]]),
+        ([chunk(ALIGNMENT, ALIGNMENT), chunk(0, ALIGNMENT)], [[1], [0]]),
+        ([chunk(0, ALIGNMENT), chunk(ALIGNMENT, ALIGNMENT, address=512)], [[0], [1]]),
+        ([chunk(0, ALIGNMENT, address=512), chunk(ALIGNMENT, ALIGNMENT)], [[0], [1]]),
+        ([chunk(0, ALIGNMENT), chunk(ALIGNMENT, 100)], [[0], [1]]),
+        ([chunk(ALIGNMENT - 512, 512), chunk(ALIGNMENT, ALIGNMENT)], [[0], [1]]),
+        ([chunk(0, RUN_BYTES), chunk(RUN_BYTES, ALIGNMENT)], [[0], [RUN_BYTES // ALIGNMENT]]),
+        (row(2, tier=Tier.RAM), [[0], [1]]),
+    ],
+    ids=[
+        "a gap",
+        "backwards",
+        "odd memory",
+        "odd memory first",
+        "odd length",
+        "odd offset",
+        "too large",
+        "RAM",
+    ],
+)
+def test_what_does_not_fit_begins_a_run_of_its_own(
+    chunks: list[ChunkTransfer], expected: list[list[int]]
+) -> None:
+    assert shape(chunks) == expected
+
+
+def test_devices_take_turns_run_by_run() -> None:
+    there, here = row(3, device="/a"), row(2, device="/b")
+    assert in_runs([*there, *here]) == [there, here]
+    apart = [chunk(4 * number * ALIGNMENT, ALIGNMENT, device="/b") for number in range(3)]
+    assert in_runs([*there, *apart]) == [there, *([each] for each in apart)]
+    mixed = [
+        transfer for pair in zip(row(4, device="/a"), row(4, device="/b"), strict=True) for transfer in pair
+    ]
+    assert [[transfer.device for transfer in run] for run in in_runs(mixed)] == [["/a"] * 4, ["/b"] * 4]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3), st.sampled_from(["/a", "/b"]))))
+def test_every_transfer_is_in_one_run_and_runs_have_no_gap(places: list[tuple[int, int, str]]) -> None:
+    chunks = [chunk(start * ALIGNMENT, blocks * ALIGNMENT, device=device) for start, blocks, device in places]
+    runs = in_runs(chunks)
+    assert sorted(map(id, chunks)) == sorted(id(transfer) for run in runs for transfer in run)
+    for run in runs:
+        assert {transfer.device for transfer in run} == {run[0].device}
+        assert all(one.offset + len(one.part.view) == next_.offset for one, next_ in pairwise(run))
+
+
+def test_what_close_skips_is_skipped_chunk_by_chunk() -> None:
+    workers = ChunkWorkers("run", 2)
+    runs = [row(2, device="/a"), row(3, device="/b")]
+    assert [result for _, result in mapped(workers, lambda run: [len(run)] * len(run), runs, 0)] == [
+        2,
+        2,
+        3,
+        3,
+        3,
+    ]
+    workers.close()
+    assert [result for _, result in mapped(workers, lambda run: [len(run)] * len(run), runs, 0)] == [0] * 5
+
+
+# -- loads and stores by runs --------------------------------------------------------------------------------
+
+
+def pages(fill: bytes = b"") -> mmap.mmap:
+    memory = mmap.mmap(-1, OBJECT_BYTES)
+    memory[: len(fill)] = fill
+    return memory
+
+
+Move = Callable[[int, list[memoryview], int], int]
+
+
+def spoiling(
+    monkeypatch: pytest.MonkeyPatch, name: str, spoil: Callable[[Move, int, list[memoryview], int], int]
+) -> list[int]:
+    """Have `spoil` do each preadv or pwritev. Gives how many buffers each call had, as they come."""
+    real = getattr(os, name)
+    calls: list[int] = []
+
+    def called(descriptor: int, pieces: list[memoryview], offset: int) -> int:
+        calls.append(len(pieces))
+        return spoil(real, descriptor, pieces, offset)
+
+    monkeypatch.setattr(os, name, called)
+    return calls
+
+
+def honest(real: Move, descriptor: int, pieces: list[memoryview], offset: int) -> int:
+    return real(descriptor, pieces, offset)
+
+
+@pytest.fixture
+def one_device(scripted, connect):
+    """A connector whose objects lie in a row on one device, past the page cache."""
+    scripted.devices = scripted.devices[:1]
+    return connect(scripted.socket_path, direct_io="on")
+
+
+def test_a_batch_of_small_objects_is_one_call_each_way(one_device, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = [pages(os.urandom(OBJECT_BYTES)) for _ in KEYS]
+    back = [pages() for _ in KEYS]
+    written = spoiling(monkeypatch, "pwritev", honest)
+    read = spoiling(monkeypatch, "preadv", honest)
+    assert one_device.store(KEYS, data).ok
+    assert one_device.load(KEYS, back) == [True] * len(KEYS)
+    assert (written, read) == ([len(KEYS)], [len(KEYS)])
+    assert [bytes(each) for each in back] == [bytes(each) for each in data]
+    assert one_device.count("transfers", "direct") == 2 * len(KEYS)
+
+
+def test_one_flipped_byte_in_a_run_is_one_miss(one_device, scripted) -> None:
+    one_device.store(KEYS, [pages(os.urandom(OBJECT_BYTES)) for _ in KEYS])
+    with open(scripted.devices[0], "r+b") as device:
+        device.seek(scripted.objects[uri_of(one_device, KEYS[3])].chunk_layout[0].offset + 5)
+        byte = device.read(1)[0]
+        device.seek(-1, os.SEEK_CUR)
+        device.write(bytes([byte ^ 1]))
+        device.flush()
+        os.fsync(device.fileno())
+    assert one_device.load(KEYS, [pages() for _ in KEYS]) == [key != KEYS[3] for key in KEYS]
+
+
+def uri_of(driver, key: str) -> str:
+    uri: str = driver.connector._mapping.uri(key)
+    return uri
+
+
+def fails_at(place: int) -> Callable[[Move, int, list[memoryview], int], int]:
+    """Every call that reaches this byte of the device fails."""
+
+    def spoil(real: Move, descriptor: int, pieces: list[memoryview], offset: int) -> int:
+        if offset <= place < offset + sum(map(len, pieces)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, pieces, offset)
+
+    return spoil
+
+
+def test_a_read_error_in_a_run_is_one_miss(one_device, scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, back = [pages(os.urandom(OBJECT_BYTES)) for _ in KEYS], [pages() for _ in KEYS]
+    one_device.store(KEYS, data)
+    place = scripted.objects[uri_of(one_device, KEYS[2])].chunk_layout[0].offset
+    spoiling(monkeypatch, "preadv", fails_at(place))
+    assert one_device.load(KEYS, back) == [key != KEYS[2] for key in KEYS]
+    assert one_device.count("loads", "io_error") == 1
+    assert all(
+        bytes(have) == bytes(want) for key, have, want in zip(KEYS, back, data, strict=True) if key != KEYS[2]
+    )
+
+
+def test_a_write_error_in_a_run_is_one_failure(one_device, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        spoiling(patch, "pwritev", fails_at(2 * OBJECT_BYTES))
+        result = one_device.store(KEYS, [pages(os.urandom(OBJECT_BYTES)) for _ in KEYS])
+    assert (result.ok, result.error) == (False, "io_error: 1")
+    assert one_device.exists(KEYS).count(False) == 1
+
+
+@pytest.mark.parametrize("name", ["preadv", "pwritev"])
+def test_a_run_that_ends_early_moves_chunk_by_chunk(
+    one_device, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def half(real: Move, descriptor: int, pieces: list[memoryview], offset: int) -> int:
+        return real(descriptor, pieces[: max(1, len(pieces) // 2)], offset)
+
+    calls = spoiling(monkeypatch, name, half)
+    data, back = [pages(os.urandom(OBJECT_BYTES)) for _ in KEYS], [pages() for _ in KEYS]
+    assert one_device.store(KEYS, data).ok
+    assert one_device.load(KEYS, back) == [True] * len(KEYS)
+    assert calls == [len(KEYS)] + [1] * len(KEYS)
+    assert [bytes(each) for each in back] == [bytes(each) for each in data]
+
+
+def test_through_the_page_cache_each_chunk_moves_alone(
+    scripted, connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.devices = scripted.devices[:1]
+    driver = connect(scripted.socket_path)
+    calls = spoiling(monkeypatch, "pwritev", honest)
+    assert driver.store(KEYS, [pages(os.urandom(OBJECT_BYTES)) for _ in KEYS]).ok
+    assert calls == [1] * len(KEYS)
