@@ -5,6 +5,7 @@ import mmap
 import os
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,8 +36,8 @@ def shape(chunks: list[ChunkTransfer]) -> list[list[int]]:
     return [[transfer.offset // ALIGNMENT for transfer in run] for run in in_runs(chunks)]
 
 
-def row(count: int, **others: object) -> list[ChunkTransfer]:
-    return [chunk(number * ALIGNMENT, ALIGNMENT, **others) for number in range(count)]  # type: ignore[arg-type]
+def row(count: int, **others: Any) -> list[ChunkTransfer]:
+    return [chunk(number * ALIGNMENT, ALIGNMENT, **others) for number in range(count)]
 
 
 def test_chunks_in_a_row_are_one_run() -> None:

@@ -17,4 +17,5 @@ def wait_until(
     while not holds():
         if time.monotonic() > deadline:
             raise AssertionError(f"it did not come true in {deadline_s:g} s that {what}")
+        # No fixed wait: it ends with the look that finds it true. What is waited for here announces nothing.
         time.sleep(_LOOK_AGAIN_S)
