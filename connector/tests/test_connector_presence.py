@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import socket
 import struct
@@ -249,6 +250,13 @@ def enclosing(*descriptors: int) -> Callable[[socket.socket, bytes], None]:
     return lambda connected, data: void(socket.send_fds(connected, [data], descriptors))
 
 
+def put_word(descriptor: int, connector: Any, key: str) -> None:
+    """Have the table `SMALL` say that this key is there."""
+    words = words_of(connector._mapping.encoded([key]), SMALL.seed)
+    offset = 4096 + 64 * int(places(words, SMALL.buckets)[1, 0]) + 8 * 5
+    os.pwrite(descriptor, struct.pack("<Q", int(words[0])), offset)
+
+
 def void(_: object) -> None:
     return None
 
@@ -365,6 +373,38 @@ def test_lookups_that_were_submitted_together_are_looked_up_together(daemon, con
     assert looks[1:] == [2000, 500]
 
 
+def test_who_only_waits_on_the_descriptor_gets_every_lookup(daemon, connect) -> None:
+    connector = with_table(stored_half(connect(daemon.socket_path))).connector
+    for _ in range(3):
+        submitted = [connector.submit_batch_exists(KEYS) for _ in range(4)]
+        assert select.select([connector.event_fd()], [], [], DEADLINE_S)[0]
+        assert [each.future_id for each in connector.drain_completions()] == submitted
+        assert not select.select([connector.event_fd()], [], [], 0)[0]
+    assert connector.drain_completions() == []
+
+
+def test_lookups_in_the_table_hold_up_nothing_else_while_the_daemon_is_asked_too(scripted2, connect) -> None:
+    with memory() as descriptor:
+        gives(scripted2, enclosing(descriptor))
+        driver = with_table(connect(scripted2.socket_path))
+        connector = driver.connector
+        placed = KEYS[:1]
+        put_word(descriptor, connector, placed[0])
+        os.pwrite(descriptor, struct.pack("<Q", 1), 0)  # it says that it has not all
+        scripted2.freeze()
+        asked = connector.submit_batch_exists(["unplaced"])
+        assert connector.drain_completions() == []
+        failed = connector.submit_batch_get(["any"], [object()])  # which is no buffer, so nobody is asked
+        wait_until(lambda: connector.status()["pending"] == 1)
+        found = connector.submit_batch_exists(placed)
+        assert {each.future_id for each in connector.drain_completions()} == {failed, found}
+        scripted2.thaw()
+        # Not drained before the answer is there, which is what makes the descriptor readable now.
+        assert select.select([connector.event_fd()], [], [], DEADLINE_S)[0]
+        found = connector.submit_batch_exists(placed)
+        assert {each.future_id for each in connector.drain_completions()} == {asked, found}
+
+
 def test_a_close_fails_what_still_waits_for_a_look(daemon, connect) -> None:
     driver = with_table(connect(daemon.socket_path))
     waiting = driver.connector.submit_batch_exists(KEYS)
@@ -403,7 +443,5 @@ def test_the_words_of_a_table_are_found_by_the_uris_of_keys(scripted2, connect) 
     with memory() as descriptor:
         gives(scripted2, enclosing(descriptor))
         driver = with_table(connect(scripted2.socket_path))
-        words = words_of(driver.connector._mapping.encoded(KEYS[3:4]), 5)
-        offset = 4096 + 64 * int(places(words, 8)[1, 0]) + 8 * 5
-        os.pwrite(descriptor, struct.pack("<Q", int(words[0])), offset)
+        put_word(descriptor, driver.connector, KEYS[3])
         assert driver.exists(KEYS) == [index == 3 for index in range(len(KEYS))]

@@ -133,7 +133,9 @@ class HyperCacheConnector:
         """Each result that was not taken yet, as (id, ok, error, booleans or None); what made the descriptor
         readable is dealt with."""
         require_home(self._engine, "connector")
-        taken = [] if self._lane.is_waiting else self._completions.drain()
+        if self._lane.is_waiting:  # each time, or a stream of lookups in the table would hold these up
+            self._lane.take()
+        taken = self._completions.drain()
         # After that, so that whatever is submitted from here on is announced anew.
         found = [Completion(each.future_id, True, "", good) for each, good in self._lane.look_up()]
         taken += self._completions.settle(found)
