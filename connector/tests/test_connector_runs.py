@@ -55,6 +55,7 @@ def test_chunks_in_a_row_are_one_run() -> None:
         ([chunk(ALIGNMENT - 512, 512), chunk(ALIGNMENT, ALIGNMENT)], [[0], [1]]),
         ([chunk(0, RUN_BYTES), chunk(RUN_BYTES, ALIGNMENT)], [[0], [RUN_BYTES // ALIGNMENT]]),
         (row(2, tier=Tier.RAM), [[0], [1]]),
+        ([*row(1, tier=Tier.RAM), chunk(ALIGNMENT, ALIGNMENT, device="")], [[0], [1]]),
     ],
     ids=[
         "a gap",
@@ -65,6 +66,7 @@ def test_chunks_in_a_row_are_one_run() -> None:
         "odd offset",
         "too large",
         "RAM",
+        "RAM, then a device without a name",
     ],
 )
 def test_what_does_not_fit_begins_a_run_of_its_own(

@@ -32,10 +32,10 @@ R = TypeVar("R")
 
 def in_runs(planned: Sequence[ChunkTransfer]) -> list[Run]:
     """All transfers in runs, with the devices taking turns, so that all of them have work at once."""
-    queues: dict[str, list[Run]] = {}
+    queues: dict[str | None, list[Run]] = {}
     for transfer in planned:
-        # A RAM chunk is a file of its own; all of them are one device here.
-        queue = queues.setdefault(transfer.device if transfer.tier is Tier.NVME else "", [])
+        # A RAM chunk is a file of its own; all of them are one device here, with a name that none has.
+        queue = queues.setdefault(transfer.device if transfer.tier is Tier.NVME else None, [])
         if queue and _continues(queue[-1], transfer):
             queue[-1].append(transfer)
         else:
