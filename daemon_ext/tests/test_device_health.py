@@ -779,8 +779,7 @@ async def test_nobody_waits_for_what_is_drained_because_another_object_is_busy(s
         await store_on(client, daemon, FIRST, "zzz")
         async with trio.open_nursery() as nursery, daemon.parts.store.locks.hold("zzz"):
             nursery.start_soon(drain, daemon, paths(daemon)[FIRST])
-            lock = daemon.parts.store.locks._locks["zzz"]
-            await eventually(lambda: lock.statistics().tasks_waiting)
+            await eventually(lambda: daemon.parts.store.locks._queues)
             assert daemon.parts.store.cache.get("one") is None, "it has left"
             assert (await client.ask("stage_write", uri="one", size_bytes=1))["status"] == "WRITESTAGED"
         assert daemon.parts.store.cache.get("zzz") is None
