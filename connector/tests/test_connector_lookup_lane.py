@@ -260,7 +260,7 @@ def test_answers_that_nobody_drains_are_not_late(scripted2, connect) -> None:
 
 
 def test_a_fault_nobody_foresaw_closes_it_and_raises_nothing(
-    scripted2, connect, monkeypatch: pytest.MonkeyPatch
+    scripted2, connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = opened(connect(scripted2.socket_path))
 
@@ -276,6 +276,7 @@ def test_a_fault_nobody_foresaw_closes_it_and_raises_nothing(
         patched.setattr("hypercache_connector.connection.Connection.post_lookup", fault)
         assert driver.exists(KEYS) == [False] * len(KEYS)
     assert not driver.connector.status()["daemon"]["lookup_lane_open"] or answered(driver) == 0
+    assert caplog.text.count("the lookup lane has a fault") == 1, "faults come in thousands"
 
 
 def test_no_descriptor_left_to_watch_costs_the_lane_and_no_thread(

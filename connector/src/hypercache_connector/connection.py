@@ -57,8 +57,8 @@ from .batching import (
 from .dialing import connected
 from .layouts import Answer, doubt_about
 from .lookups import presence, presence_batch, presence_batches
-from .outcomes import DaemonUnavailable, Outcome, logger
-from .presence import PresenceTable, UnusableTable
+from .outcomes import DaemonUnavailable, Outcome
+from .presence import PresenceTable
 
 _T = TypeVar("_T")
 
@@ -190,9 +190,10 @@ class Connection:
         return self._in_batches(list(unless_stored_batches(requests, limits)), deadline, staged_or_stored)
 
     def presence_table(self, deadline: float) -> PresenceTable | None:
-        """The daemon's table, where it has that feature and gives one that can be used.
+        """The daemon's table, where it has that feature and gives one.
 
         Raises:
+            UnusableTable: it gave one that this side does not use; the connection goes on.
             DaemonUnavailable: as for `exchange`.
         """
         self._enclosed = []
@@ -201,9 +202,6 @@ class Connection:
             if not isinstance(reply, PresenceTableReply) or len(self._enclosed) != 1:
                 return None  # it says that it has none, or something between the two let it fall
             return PresenceTable(reply, self._enclosed[0])
-        except UnusableTable as error:
-            logger.warning("the daemon's presence table is not used: %s", error)
-            return None
         finally:
             for descriptor in self._enclosed:
                 os.close(descriptor)

@@ -37,7 +37,7 @@ from .connection import Connection, Posted
 from .engine import Engine, count
 from .keys import UriMapping
 from .outcomes import DaemonUnavailable, Outcome, logger, tally
-from .presence import PresenceTable, Seen
+from .presence import PresenceTable, Seen, UnusableTable
 
 
 class Lookup(Protocol):
@@ -145,8 +145,8 @@ class LookupLane(Generic[T]):
         except DaemonUnavailable as error:
             logger.debug("the lookup lane stays closed: %s", error)
             return
-        except Exception:  # noqa: BLE001 - boundary: the thread that looked something up goes on
-            logger.exception("the lookup lane cannot be opened")
+        except Exception as error:  # noqa: BLE001 - boundary: the thread that looked something up goes on
+            self._engine.log.note("lane", "the lookup lane cannot be opened", fault=error)
             return
         with self._lock:
             usable = connection.max_in_flight and not self.is_open and not self._closed.is_set()
@@ -165,6 +165,9 @@ class LookupLane(Generic[T]):
             return None
         try:
             return connection.presence_table(time.monotonic() + self._timeout_s)
+        except UnusableTable as error:
+            self._engine.log.note("table", "the daemon's presence table is not used: %s", error)
+            return None
         except BaseException:
             self._next_has_no_table = True  # else a daemon that never gives it has each lookup wait for it
             self._client.discard(connection)
@@ -307,7 +310,7 @@ class LookupLane(Generic[T]):
     def _fall(self, why: object) -> list[T]:
         """Close the connection. Returns what waited, which the caller hands back without the lock."""
         if isinstance(why, Exception) and not isinstance(why, DaemonUnavailable):
-            logger.error("the lookup lane has a fault", exc_info=why)
+            self._engine.log.note("lane", "the lookup lane has a fault", fault=why)
         connection, self._connection = self._connection, None
         self._table = None
         left = [*(waiting.task for waiting in self._waiting.values()), *self._for_table]

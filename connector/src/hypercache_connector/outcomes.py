@@ -118,7 +118,7 @@ class Counters:
 
 
 class ThrottledLog:
-    """Logs a warning at most once per `interval_s` and subject: faults come in thousands, and one line
+    """Logs a sentence at most once per `interval_s` and subject: faults come in thousands, and one line
     each says it all."""
 
     def __init__(self, interval_s: float = 60.0) -> None:
@@ -126,11 +126,12 @@ class ThrottledLog:
         self._lock = threading.Lock()
         self._last: dict[str, float] = {}
 
-    def note(self, subject: str, message: str, *values: object) -> None:
-        """Log `message` unless `subject` was logged within the interval."""
+    def note(self, subject: str, message: str, *values: object, fault: Exception | None = None) -> None:
+        """Log `message` unless `subject` was logged within the interval; with the traceback of `fault`, which
+        makes it an error."""
         now = time.monotonic()
         with self._lock:
             if now - self._last.get(subject, -self._interval_s) < self._interval_s:
                 return
             self._last[subject] = now
-        logger.warning(message, *values)
+        logger.log(logging.ERROR if fault else logging.WARNING, message, *values, exc_info=fault)
