@@ -219,11 +219,12 @@ class HyperCacheConnector:
         outcomes = [Outcome.BAD_BUFFER] * len(operation.keys)
         buffers = [self._usable(source, writable) for source in operation.sources]
         usable = [
-            (index, self._mapping.uri(key), buffer)
+            (index, key, buffer)
             for index, (key, buffer) in enumerate(zip(operation.keys, buffers, strict=True))
             if buffer is not None
         ]
-        results = transfer(self._engine, [uri for _, uri, _ in usable], [buffer for *_, buffer in usable])
+        uris = self._mapping.uris([key for _, key, _ in usable])
+        results = transfer(self._engine, uris, [buffer for *_, buffer in usable])
         for (index, *_), outcome in zip(usable, results, strict=True):
             outcomes[index] = outcome
         return outcomes

@@ -11,13 +11,15 @@ Rules:
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 ALIGNMENT = 4096
 """Bytes; a multiple of every sector size in use, and the unit in which chunks are allocated."""
@@ -44,18 +46,24 @@ class Buffer:
         if self.size_bytes == 0:  # numpy refuses empty ones
             self.view, self.address = memoryview(b""), 0
             return
-        # numpy gives the address and, unlike memoryview.cast, takes every format (ctypes' is "<B").
+        # numpy takes every format (ctypes' is "<B"), unlike memoryview.cast.
         array = np.frombuffer(flat, dtype=np.uint8)
         self.view = memoryview(array)  # type: ignore[arg-type]
-        self.address = int(array.__array_interface__["data"][0])
+        self.address = _address_of(array)
 
     def part(self, start: int, length: int) -> Part:
         """The `length` bytes from `start` on."""
         return Part(self.view[start : start + length], self.address + start)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+def _address_of(array: npt.NDArray[np.uint8]) -> int:
+    # ctypes tells it eight times as fast as numpy, of what it could write to.
+    if array.flags.writeable:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    return int(array.__array_interface__["data"][0])
+
+
+class Part(NamedTuple):
     """Some bytes of a buffer, and where in memory they lie."""
 
     view: memoryview
