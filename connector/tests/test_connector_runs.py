@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypercache_connector.direct_io import ALIGNMENT, Part
-from hypercache_connector.layouts import ChunkTransfer
+from hypercache_connector.layouts import Chunk, ChunkTransfer
 from hypercache_connector.runs import RUN_BYTES, in_runs, mapped
 from hypercache_connector.workers import ChunkWorkers
 from hypercache_protocol import Tier
@@ -28,12 +28,13 @@ KEYS = [f"org/model@00000001@0@{number:04x}" for number in range(8)]
 def chunk(
     offset: int, length: int, *, device: str = "/d", tier: Tier = Tier.NVME, address: int = 0
 ) -> ChunkTransfer:
-    return ChunkTransfer(0, 0, device, tier, offset, Part(memoryview(bytes(length)), address), None)
+    part = Part(memoryview(bytes(length)), address)
+    return ChunkTransfer(0, 0, Chunk(device, tier, offset, length), part)
 
 
 def shape(chunks: list[ChunkTransfer]) -> list[list[int]]:
     """The offsets in each run, in blocks."""
-    return [[transfer.offset // ALIGNMENT for transfer in run] for run in in_runs(chunks)]
+    return [[transfer.chunk.offset // ALIGNMENT for transfer in run] for run in in_runs(chunks)]
 
 
 def row(count: int, **others: Any) -> list[ChunkTransfer]:
@@ -83,18 +84,19 @@ def test_devices_take_turns_run_by_run() -> None:
     mixed = [
         transfer for pair in zip(row(4, device="/a"), row(4, device="/b"), strict=True) for transfer in pair
     ]
-    assert [[transfer.device for transfer in run] for run in in_runs(mixed)] == [["/a"] * 4, ["/b"] * 4]
+    assert [[transfer.chunk.device for transfer in run] for run in in_runs(mixed)] == [["/a"] * 4, ["/b"] * 4]
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3), st.sampled_from(["/a", "/b"]))))
-def test_every_transfer_is_in_one_run_and_runs_have_no_gap(places: list[tuple[int, int, str]]) -> None:
-    chunks = [chunk(start * ALIGNMENT, blocks * ALIGNMENT, device=device) for start, blocks, device in places]
+def test_every_transfer_is_in_one_run_and_runs_have_no_gap(drawn: list[tuple[int, int, str]]) -> None:
+    chunks = [chunk(start * ALIGNMENT, blocks * ALIGNMENT, device=device) for start, blocks, device in drawn]
     runs = in_runs(chunks)
     assert sorted(map(id, chunks)) == sorted(id(transfer) for run in runs for transfer in run)
     for run in runs:
-        assert {transfer.device for transfer in run} == {run[0].device}
-        assert all(one.offset + len(one.part.view) == next_.offset for one, next_ in pairwise(run))
+        assert {transfer.chunk.device for transfer in run} == {run[0].chunk.device}
+        places = [each.chunk for each in run]
+        assert all(one.offset + one.length == next_.offset for one, next_ in pairwise(places))
 
 
 def test_what_close_skips_is_skipped_chunk_by_chunk() -> None:

@@ -10,22 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypercache_connector.direct_io import ALIGNMENT, Buffer
-from hypercache_connector.layouts import ChunkTransfer, cut
+from hypercache_connector.layouts import Answer, Chunk, ChunkTransfer, Found, cut
 from hypercache_connector.outcomes import Outcome
 from hypercache_connector.sealed_objects import SealedObject, doubt_about_object
 from hypercache_connector.sealing import BLOCK_BYTES, body_bytes, seal, sealed_bytes
 from hypercache_protocol import SyncStatus, Tier
-from hypercache_protocol.messages import ChunkLocation, ErrorReply, HitReply, MissReply, Reply
+from hypercache_protocol.messages import ErrorReply, MissReply
 
 URI = "hypercache://lmcache/v1/n/k"
 PAYLOAD_BYTES = 2 * BLOCK_BYTES + 17
 SEALED_BYTES = sealed_bytes(URI, PAYLOAD_BYTES)
 
 
-def layout_of(lengths: Sequence[int], checksum: int | None = None) -> tuple[ChunkLocation, ...]:
+def layout_of(lengths: Sequence[int], checksum: int | None = None) -> tuple[Chunk, ...]:
     """Chunks of these lengths, each on a device of its own and at an offset of its own."""
     return tuple(
-        ChunkLocation(device=f"/d{number}", offset=number * BLOCK_BYTES, length=length, checksum=checksum)
+        Chunk(f"/d{number}", Tier.NVME, number * BLOCK_BYTES, length, checksum)
         for number, length in enumerate(lengths)
     )
 
@@ -38,8 +38,8 @@ def lengths_from(total: int, cuts: Sequence[int]) -> list[int]:
 def moved(planned: Sequence[ChunkTransfer], devices: dict[str, bytearray], *, reading: bool) -> None:
     """Do what the transfers say, in memory."""
     for transfer in planned:
-        device = devices.setdefault(transfer.device, bytearray(1 << 16))
-        place = slice(transfer.offset, transfer.offset + len(transfer.part.view))
+        device = devices.setdefault(transfer.chunk.device, bytearray(1 << 16))
+        place = slice(transfer.chunk.offset, transfer.chunk.offset + len(transfer.part.view))
         if reading:
             transfer.part.view[:] = device[place]
         else:
@@ -68,7 +68,7 @@ def test_a_cut_layout_has_every_byte_once(lengths: list[int], data: st.DataObjec
     at = data.draw(st.integers(0, sum(lengths)))
     layout = layout_of(lengths, checksum=1)
 
-    def places(chunks: Sequence[ChunkLocation]) -> list[tuple[str, int]]:
+    def places(chunks: Sequence[Chunk]) -> list[tuple[str, int]]:
         return [(chunk.device, chunk.offset + index) for chunk in chunks for index in range(chunk.length)]
 
     before, after = cut(layout, at)
@@ -97,15 +97,11 @@ def test_a_seal_is_checked_against_the_bytes_in_the_caller_s_buffer() -> None:
 
 def hit(
     *lengths: int, size: int | None = None, status: SyncStatus | None = None, checksum: int | None = None
-) -> HitReply:
-    return HitReply(
-        object_size=sum(lengths) if size is None else size,
-        chunk_layout=layout_of(lengths, checksum),
-        sync_status=status,
-    )
+) -> Found:
+    return Found(sum(lengths) if size is None else size, status, None, layout_of(lengths, checksum))
 
 
-REPLIES: dict[str, tuple[Reply | Outcome, Outcome, Outcome]] = {
+REPLIES: dict[str, tuple[Answer, Outcome, Outcome]] = {
     # name: the answer, what is doubted where seals are looked for, and where they are not
     "sealed": (hit(SEALED_BYTES), Outcome.OK, Outcome.NO_SYNC_STATUS),
     "in chunks": (hit(5000, SEALED_BYTES - 5000), Outcome.OK, Outcome.NO_SYNC_STATUS),
@@ -130,10 +126,11 @@ REPLIES: dict[str, tuple[Reply | Outcome, Outcome, Outcome]] = {
         Outcome.WRONG_SIZE,
     ),
     "some checksums": (
-        HitReply(
-            object_size=SEALED_BYTES,
-            chunk_layout=(*layout_of([4096], 1), *layout_of([SEALED_BYTES - 4096])),
-            sync_status=SyncStatus.COMMITTED,
+        Found(
+            SEALED_BYTES,
+            SyncStatus.COMMITTED,
+            None,
+            (*layout_of([4096], 1), *layout_of([SEALED_BYTES - 4096])),
         ),
         Outcome.NO_CHECKSUM,
         Outcome.NO_CHECKSUM,
@@ -152,7 +149,7 @@ def test_what_may_be_sealed_and_what_may_not(name: str) -> None:
 
 
 def test_the_tier_of_each_chunk_is_kept_when_a_layout_is_cut() -> None:
-    chunk = ChunkLocation(device="/ram.shm", offset=0, length=100, tier=Tier.RAM)
+    chunk = Chunk("/ram.shm", Tier.RAM, 0, 100)
     before, after = cut([chunk], 60)
     assert [(each.tier, each.offset, each.length) for each in before + after] == [
         (Tier.RAM, 0, 60),

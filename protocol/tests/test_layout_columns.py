@@ -17,9 +17,11 @@ from hypercache_protocol.layout import (
     U32,
     U64,
     Layout,
+    Layouts,
     pack_layouts,
     packed,
     packed_bits,
+    unpack_hits,
     unpack_layouts,
     unpack_statuses,
     unpacked,
@@ -138,7 +140,7 @@ def as_hit(layout: Layout) -> HitReply:
 @given(st.lists(layouts(), max_size=5))
 def test_layouts_come_back_as_the_hits_that_single_locates_would_have_been(each: list[Layout]) -> None:
     columns = pack_layouts(each)
-    hits = unpack_layouts(columns, len(each))
+    hits = unpack_hits(columns, len(each))
     assert hits == [as_hit(layout) for layout in each]
     # Nothing in a hit that was never validated is what validation would refuse, or make something else of.
     for hit in hits:
@@ -165,12 +167,28 @@ def test_paths_are_named_once_for_each_tier() -> None:
     assert columns.chunk_checksums == packed([7, 0xFFFFFFFF, 7, 0xFFFFFFFF, 0], U32)
 
 
+def test_layouts_come_out_as_lists_of_all_objects_and_of_all_chunks() -> None:
+    empty = Layout(0, 0, SyncStatus.COMMITTED, Tier.NVME, [], [], [], [])
+    assert unpack_layouts(pack_layouts([B, empty, A]), 3) == Layouts(
+        sizes_bytes=[5, 0, 6],
+        generations=[1 << 62, 0, 3],
+        sync_statuses=[SyncStatus.STAGED, SyncStatus.COMMITTED, SyncStatus.COMMITTED],
+        starts=[0, 1, 1],
+        ends=[1, 1, 3],
+        paths=["/dev/a", "/dev/a", "/dev/b"],
+        tiers=[Tier.RAM, Tier.NVME, Tier.NVME],
+        offsets=[1 << 62, 0, 8],
+        lengths=[5, 4, 2],
+        checksums=[None, 7, 0xFFFFFFFF],
+    )
+
+
 def test_no_layouts_are_empty_columns() -> None:
     columns = pack_layouts([])
     assert set(columns.model_dump().values()) == {b"", ()}
-    assert unpack_layouts(columns, 0) == []
+    assert unpack_hits(columns, 0) == []
     with pytest.raises(InvalidMessage, match="object_sizes must have 1 values"):
-        unpack_layouts(columns, 1)
+        unpack_hits(columns, 1)
 
 
 HONEST: dict[str, Any] = pack_layouts([A, B]).model_dump()
@@ -217,27 +235,27 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_column_that_lies_is_an_invalid_message(lie: dict[str, Any], told: str) -> None:
     columns = LayoutColumns.model_validate({**HONEST, **lie})
     with pytest.raises(InvalidMessage, match=told):
-        unpack_layouts(columns, 2)
+        unpack_hits(columns, 2)
 
 
 def test_every_column_is_lied_about_and_the_honest_ones_are_read() -> None:
     assert {name for lie, _ in LIES.values() for name in lie} == set(HONEST)
-    assert unpack_layouts(LayoutColumns.model_validate(HONEST), 2) == [as_hit(A), as_hit(B)]
+    assert unpack_hits(LayoutColumns.model_validate(HONEST), 2) == [as_hit(A), as_hit(B)]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 8])
 def test_columns_for_another_number_of_objects_are_refused(count: int) -> None:
     with pytest.raises(InvalidMessage):
-        unpack_layouts(LayoutColumns.model_validate(HONEST), count)
+        unpack_hits(LayoutColumns.model_validate(HONEST), count)
 
 
 def test_the_bounds_themselves_are_read() -> None:
     edge = Layout(
         CHUNK_SIZE, (1 << 63) - 1, SyncStatus.LOCAL_ONLY, Tier.NVME, ["a"], [1 << 62], [CHUNK_SIZE], [0]
     )
-    assert unpack_layouts(pack_layouts([edge]), 1) == [as_hit(edge)]
+    assert unpack_hits(pack_layouts([edge]), 1) == [as_hit(edge)]
     empty = Layout(0, 0, SyncStatus.COMMITTED, Tier.NVME, [], [], [], [])
-    assert unpack_layouts(pack_layouts([empty]), 1)[0].chunk_layout == ()
+    assert unpack_hits(pack_layouts([empty]), 1)[0].chunk_layout == ()
     assert MAX_OBJECT_BYTES > CHUNK_SIZE
 
 
@@ -252,7 +270,7 @@ def test_random_columns_are_read_or_refused_and_nothing_else(data: st.DataObject
     else:
         spoiled += b"\0"
     try:
-        hits = unpack_layouts(LayoutColumns.model_validate({**columns, name: bytes(spoiled)}), len(honest))
+        hits = unpack_hits(LayoutColumns.model_validate({**columns, name: bytes(spoiled)}), len(honest))
     except InvalidMessage:
         return
     for hit in hits:

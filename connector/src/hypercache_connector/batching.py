@@ -1,5 +1,6 @@
-"""Wire 2's batches in the words of wire 1: many requests of one kind become one, and its reply becomes many,
-each as a daemon of wire 1 would have given it. So loading and storing know single requests only.
+"""Wire 2's batches for those who know single requests only: many of one kind become one, and its reply
+becomes many. Each is what a daemon of wire 1 would have replied (`replies_of`), or, where layouts are to be
+used at once, what that says (`answers_of`).
 
 Rule: a reply that does not fit its batch to the bit is an InvalidMessage; nothing of it is used.
 """
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from hypercache_protocol import InvalidMessage, SyncStatus
 from hypercache_protocol.batches import (
@@ -19,6 +21,7 @@ from hypercache_protocol.batches import (
     EvictMany,
     HelloLimits,
     ItemError,
+    LayoutColumns,
     LocatedMany,
     LocateMany,
     StagedMany,
@@ -28,7 +31,7 @@ from hypercache_protocol.layout import (
     U32,
     U64,
     packed,
-    unpack_layouts,
+    unpack_hits,
     unpack_statuses,
     unpacked,
     unpacked_bits,
@@ -47,9 +50,11 @@ from hypercache_protocol.messages import (
     StageWrite,
 )
 
-from .layouts import Answer
+from .layouts import Answer, answer_of, found_in, staged_in
 from .outcomes import Outcome
 from .prefixes import shared_prefix
+
+_T = TypeVar("_T")
 
 FRAME_BYTES = 512
 """More than the fields of a batch cost beside its items."""
@@ -93,6 +98,17 @@ def replies_of(batch: Batch, reply: Reply) -> list[Reply]:
     return _SPLIT[type(batch.request)](reply, batch.count)
 
 
+def answers_of(batch: Batch, reply: Reply) -> list[Answer]:
+    """What the reply says of each request of the batch.
+
+    Raises:
+        InvalidMessage: the reply does not fit the batch.
+    """
+    if isinstance(reply, ErrorReply) or not isinstance(batch.request, BatchRequest):
+        return [answer_of(reply)] * batch.count
+    return _ANSWERS[type(batch.request)](reply, batch.count)
+
+
 def unless_stored_batches(requests: Sequence[StageWrite], limits: HelloLimits) -> Iterator[Batch]:
     """The same requests as few, that stage nothing where it is stored already (wire 2.1)."""
     for batch in batched(requests, limits):
@@ -111,7 +127,7 @@ def staged_or_stored(batch: Batch, reply: Reply) -> list[Answer]:
     if reply.stored is None:
         raise InvalidMessage("the reply to stage_many does not tell what is stored although that was asked")
     stored, done = unpacked_bits(reply.stored, batch.count), unpacked_bits(reply.done, batch.count)
-    staged, refusals = iter(_staged_ones(reply, done)), _refusals(done, reply.errors)
+    staged, refusals = iter(_staged_ones(staged_in, reply, done)), _refusals(done, reply.errors)
     answers: list[Answer] = []
     for index, (is_stored, is_done) in enumerate(zip(stored, done, strict=True)):
         if is_stored + is_done + (index in refusals) != 1:
@@ -221,23 +237,34 @@ def _evict_many(prefix: str, suffixes: tuple[str, ...], _: Sequence[Evict]) -> B
 # -- splitting -----------------------------------------------------------------------------------------
 
 
-def _located(reply: LocatedMany, count: int) -> list[Reply]:
+_Unpack = Callable[[LayoutColumns, int], list[_T]]
+"""Makes of columns what was found, so many objects."""
+
+_UnpackStaged = Callable[[LayoutColumns, Sequence[str]], list[_T]]
+"""Makes of columns and stage ids what was staged."""
+
+
+def _located(unpack: _Unpack[_T], reply: LocatedMany, count: int) -> list[_T | MissReply]:
     present = unpacked_bits(reply.present, count)
     if reply.layouts is None:
         raise InvalidMessage("the reply to locate_many lacks the layouts that were asked for")
-    hits = iter(unpack_layouts(reply.layouts, sum(present)))
+    hits = iter(unpack(reply.layouts, sum(present)))
     return [next(hits) if is_present else MissReply() for is_present in present]
 
 
-def _staged(reply: StagedMany, count: int) -> list[Reply]:
+def _staged(unpack: _UnpackStaged[_T], reply: StagedMany, count: int) -> list[_T | ErrorReply]:
     done = unpacked_bits(reply.done, count)
-    return _in_places(done, _staged_ones(reply, done), reply.errors)
+    return _in_places(done, _staged_ones(unpack, reply, done), reply.errors)
 
 
-def _staged_ones(reply: StagedMany, done: Sequence[bool]) -> list[StagedReply]:
+def _staged_ones(unpack: _UnpackStaged[_T], reply: StagedMany, done: Sequence[bool]) -> list[_T]:
     """Those that are done, in order."""
     if len(reply.stage_ids) != sum(done):
         raise InvalidMessage(f"stage_ids has {len(reply.stage_ids)} entries for {sum(done)} staged writes")
+    return unpack(reply.layouts, reply.stage_ids)
+
+
+def _staged_replies(columns: LayoutColumns, stage_ids: Sequence[str]) -> list[StagedReply]:
     return [
         StagedReply.trusted(
             object_size=layout.object_size,
@@ -245,11 +272,11 @@ def _staged_ones(reply: StagedMany, done: Sequence[bool]) -> list[StagedReply]:
             sync_status=SyncStatus.STAGED,
             stage_id=stage_id,
         )
-        for layout, stage_id in zip(unpack_layouts(reply.layouts, sum(done)), reply.stage_ids, strict=True)
+        for layout, stage_id in zip(unpack_hits(columns, len(stage_ids)), stage_ids, strict=True)
     ]
 
 
-def _committed(reply: CommittedMany, count: int) -> list[Reply]:
+def _committed(reply: CommittedMany, count: int) -> list[CommittedReply | ErrorReply]:
     done = unpacked_bits(reply.done, count)
     number = sum(done)
     committed = [
@@ -272,7 +299,9 @@ def _evicted(reply: EvictedMany, count: int) -> list[Reply]:
     ]
 
 
-def _in_places(done: Sequence[bool], replies: Sequence[Reply], errors: Sequence[ItemError]) -> list[Reply]:
+def _in_places(
+    done: Sequence[bool], replies: Sequence[_T], errors: Sequence[ItemError]
+) -> list[_T | ErrorReply]:
     """The replies where their bit is set, and a refusal everywhere else."""
     refusals = _refusals(done, errors)
     if len(refusals) + len(replies) != len(done):
@@ -300,9 +329,14 @@ _JOIN: dict[type[Request], Callable[[str, tuple[str, ...], Any], BatchRequest]] 
     Evict: _evict_many,
 }
 
-_SPLIT: dict[type[Request], Callable[[Any, int], list[Reply]]] = {
-    LocateMany: _located,
-    StageMany: _staged,
+_SPLIT: dict[type[Request], Callable[[Any, int], list[Any]]] = {
+    LocateMany: partial(_located, unpack_hits),
+    StageMany: partial(_staged, _staged_replies),
     CommitMany: _committed,
     EvictMany: _evicted,
+}
+
+_ANSWERS = _SPLIT | {
+    LocateMany: partial(_located, found_in),
+    StageMany: partial(_staged, staged_in),
 }

@@ -96,6 +96,16 @@ class Client(Actions):
             else []
         )
 
+    def ask(self, requests: Sequence[Request], *, needs: frozenset[str] = frozenset()) -> list[Answer]:
+        """The same as what the replies say, more quickly where there are layouts in them.
+
+        Raises:
+            DaemonUnavailable, LocalProtocolError: as for `exchange`.
+        """
+        return (
+            self._carried_out(lambda connection, by: connection.ask(requests, by), needs) if requests else []
+        )
+
     def lookup(self, uris: Sequence[str], *, needs: frozenset[str] = frozenset()) -> list[Outcome]:
         """OK for each uri that a load could verify now, else why not; all within `timeout_s`.
 
@@ -107,7 +117,7 @@ class Client(Actions):
     def stage_unless_stored(
         self, requests: Sequence[StageWrite], *, needs: frozenset[str] = frozenset()
     ) -> list[Answer]:
-        """For each request its reply, or ALREADY_STORED where an object of that very size is committed and
+        """What came of each request, ALREADY_STORED where an object of that very size is committed and
         has checksums; all within `timeout_s`. The options of the requests must be the same.
 
         Raises:

@@ -23,7 +23,7 @@ from . import checksum
 from .client import Client
 from .config import EngineConfig
 from .devices import Devices
-from .layouts import Answer, ChunkTransfer
+from .layouts import Answer, Chunk
 from .outcomes import Counters, DaemonUnavailable, Outcome, ThrottledLog, logger
 from .workers import ChunkWorkers, join_all
 from .write_gate import WriteGate
@@ -163,7 +163,7 @@ def exchanged(
     engine: Engine, requests: Sequence[Request], needs: frozenset[str] = ANY_DAEMON
 ) -> list[Answer]:
     """What came of each request. A refusal for the daemon's own reasons is logged with its sentence."""
-    answers = answered(engine, len(requests), lambda: engine.client.exchange(requests, needs=needs))
+    answers = answered(engine, len(requests), lambda: engine.client.ask(requests, needs=needs))
     for answer in answers:
         # By its type, since isinstance asks pydantic, and this looks at every answer.
         if type(answer) is ErrorReply and answer.error_code not in _ORDINARY:
@@ -229,19 +229,19 @@ def count(engine: Engine, group: str, counted: Mapping[Outcome, int]) -> None:
         )
 
 
-def transfer_failed(engine: Engine, transfer: ChunkTransfer, error: OSError) -> Outcome:
+def transfer_failed(engine: Engine, chunk: Chunk, error: OSError) -> Outcome:
     """The outcome of a chunk whose transfer raised `error`."""
-    if transfer.tier is Tier.RAM:
-        return _ram_transfer_failed(engine, transfer, error)
-    engine.devices.forget(transfer.device)  # it may be closed, replaced or gone
-    engine.log.note(f"device {transfer.device}", "%s: %s", transfer.device, error.strerror)
+    if chunk.tier is Tier.RAM:
+        return _ram_transfer_failed(engine, chunk, error)
+    engine.devices.forget(chunk.device)  # it may be closed, replaced or gone
+    engine.log.note(f"device {chunk.device}", "%s: %s", chunk.device, error.strerror)
     return _ERRORS.get(error.errno or 0, Outcome.DEVICE_FAILED)
 
 
-def _ram_transfer_failed(engine: Engine, transfer: ChunkTransfer, error: OSError) -> Outcome:
+def _ram_transfer_failed(engine: Engine, chunk: Chunk, error: OSError) -> Outcome:
     # A file vanishes with its object, so mostly this is an eviction that came first. Without its folder
     # it is this process that sees another file system than the daemon.
-    if error.errno == errno.ENOENT and Path(transfer.device).parent.is_dir():
+    if error.errno == errno.ENOENT and Path(chunk.device).parent.is_dir():
         return Outcome.RAM_FILE_GONE
-    engine.log.note("ram", "%s: %s", transfer.device, error.strerror)
+    engine.log.note("ram", "%s: %s", chunk.device, error.strerror)
     return _ERRORS.get(error.errno or 0, Outcome.DEVICE_FAILED)

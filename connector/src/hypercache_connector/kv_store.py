@@ -20,12 +20,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from hypercache_protocol import Tier
 from hypercache_protocol.fields import MAX_URI_BYTES, Uri
-from hypercache_protocol.messages import HitReply
 
 from .config import KVStoreConfig, checked, find_socket
 from .direct_io import Buffer, own_pages
 from .engine import close_engine, located, open_engine, report, require_home
-from .layouts import Answer, doubt_about
+from .layouts import Answer, Found, doubt_about
 from .memory import buffer_of
 from .outcomes import Outcome, which_are_good
 from .storing import store
@@ -262,5 +261,5 @@ def _sound(answer: Answer) -> Answer:
 def _room_for(hit: Answer) -> Buffer:
     """Memory for what was located, on pages of its own so that it moves past the page cache without a copy;
     none for a miss."""
-    size_bytes = hit.object_size if isinstance(hit, HitReply) else 0
+    size_bytes = hit.size_bytes if isinstance(hit, Found) else 0
     return Buffer(own_pages(size_bytes) if size_bytes else bytearray(), writable=True)

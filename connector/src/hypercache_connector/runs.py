@@ -35,7 +35,8 @@ def in_runs(planned: Sequence[ChunkTransfer]) -> list[Run]:
     queues: dict[str | None, list[Run]] = {}
     for transfer in planned:
         # A RAM chunk is a file of its own; all of them are one device here, with a name that none has.
-        queue = queues.setdefault(transfer.device if transfer.tier is Tier.NVME else None, [])
+        chunk = transfer.chunk
+        queue = queues.setdefault(chunk.device if chunk.tier is Tier.NVME else None, [])
         if queue and _continues(queue[-1], transfer):
             queue[-1].append(transfer)
         else:
@@ -58,18 +59,19 @@ def mapped(
 
 
 def _continues(run: Run, transfer: ChunkTransfer) -> bool:
-    first, last = run[0], run[-1]
+    first, last, chunk = run[0].chunk, run[-1].chunk, transfer.chunk
     return (
-        last.offset + len(last.part.view) == transfer.offset
-        and transfer.offset + len(transfer.part.view) - first.offset <= RUN_BYTES
-        and transfer.tier is Tier.NVME
+        last.offset + last.length == chunk.offset
+        and chunk.offset + chunk.length - first.offset <= RUN_BYTES
+        and chunk.tier is Tier.NVME
         and _is_whole_blocks(transfer)
-        and (len(run) > 1 or _is_whole_blocks(last))
+        and (len(run) > 1 or _is_whole_blocks(run[-1]))
     )
 
 
 def _is_whole_blocks(transfer: ChunkTransfer) -> bool:
-    return not (transfer.part.address | len(transfer.part.view) | transfer.offset) % ALIGNMENT
+    chunk = transfer.chunk
+    return not (transfer.part.address | chunk.length | chunk.offset) % ALIGNMENT
 
 
 def _present(turns: Iterator[Run | None]) -> Iterator[Run]:

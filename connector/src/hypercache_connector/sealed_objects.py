@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 from hypercache_protocol import SyncStatus
-from hypercache_protocol.messages import ChunkLocation, HitReply
 
 from .direct_io import Buffer, own_pages
 from .engine import Engine, committed
-from .layouts import Answer, ChunkTransfer, cut, doubt_about, doubt_about_lengths, transfers
+from .layouts import Answer, Chunk, ChunkTransfer, Found, cut, doubt_about, doubt_about_lengths, transfers
 from .outcomes import Outcome
 from .sealing import body_bytes, seal, sealed_bytes, unseal
 
@@ -31,10 +30,10 @@ class SealedObject:
         # Pages of its own, so that it moves past the page cache without a copy.
         self._tail = Buffer(own_pages(self.size_bytes - self._body_bytes), writable=True)
 
-    def transfers(self, index: int, layout: Sequence[ChunkLocation]) -> list[ChunkTransfer]:
+    def transfers(self, key_index: int, layout: Sequence[Chunk]) -> list[ChunkTransfer]:
         """The transfers that move it from or to a layout whose lengths were checked."""
         body, tail = cut(layout, self._body_bytes)
-        return [*transfers(index, body, self._payload), *transfers(index, tail, self._tail)]
+        return [*transfers(key_index, body, self._payload), *transfers(key_index, tail, self._tail)]
 
     def seal(self) -> None:
         """Fill the tail, from the payload as it is now."""
@@ -46,13 +45,13 @@ class SealedObject:
         return Outcome.OK if whole else Outcome.SEAL_BROKEN
 
 
-def needs_seal(answer: Answer, *, seals: bool) -> TypeGuard[HitReply]:
+def needs_seal(answer: Answer, *, seals: bool) -> TypeGuard[Found]:
     """Whether only a seal could verify what was located, and seals are looked for."""
     return (
         seals
-        and isinstance(answer, HitReply)
-        and bool(answer.chunk_layout)
-        and all(chunk.checksum is None for chunk in answer.chunk_layout)
+        and isinstance(answer, Found)
+        and bool(answer.chunks)
+        and all(chunk.checksum is None for chunk in answer.chunks)
     )
 
 
@@ -64,14 +63,14 @@ def doubt_about_object(answer: Answer, uri: str, payload_bytes: int, *, seals: b
     return doubt_about(answer, payload_bytes)
 
 
-def _doubt_about_sealed(hit: HitReply, payload_bytes: int, size_bytes: int) -> Outcome:
+def _doubt_about_sealed(hit: Found, payload_bytes: int, size_bytes: int) -> Outcome:
     if hit.sync_status is SyncStatus.STAGED:
         return Outcome.STAGED
-    if hit.object_size == payload_bytes:
+    if hit.size_bytes == payload_bytes:
         return Outcome.NO_CHECKSUM
-    if hit.object_size != size_bytes:
+    if hit.size_bytes != size_bytes:
         return Outcome.WRONG_SIZE
-    return doubt_about_lengths(hit.chunk_layout, size_bytes)
+    return doubt_about_lengths(hit.chunks, size_bytes)
 
 
 def looked_up(engine: Engine, uris: Sequence[str], outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -20,15 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hypercache_protocol import SyncStatus
-from hypercache_protocol.messages import (
-    ChunkLocation,
-    CommittedReply,
-    CommitWrite,
-    Evict,
-    HitReply,
-    StagedReply,
-    StageWrite,
-)
+from hypercache_protocol.messages import CommittedReply, CommitWrite, Evict, StageWrite
 
 from .checksum import crc32
 from .client import Client
@@ -43,7 +35,7 @@ from .engine import (
     located,
     transfer_failed,
 )
-from .layouts import Answer, ChunkTransfer, doubt_about_stage, refusal, transfers
+from .layouts import Answer, Chunk, ChunkTransfer, Found, Staged, doubt_about_stage, refusal, transfers
 from .outcomes import DaemonUnavailable, Outcome, tally
 from .runs import Run, in_runs, mapped
 from .sealed_objects import SealedObject, doubt_about_object
@@ -72,7 +64,7 @@ class _Write:
     uri: str
     buffer: Buffer
     outcome: Outcome | None = None
-    staged: StagedReply | None = None
+    staged: Staged | None = None
     checksums: list[int] = field(default_factory=list)
     sealed: SealedObject | None = None
     """The form that it is stored in, where the daemon knows no checksums."""
@@ -82,11 +74,11 @@ class _Write:
         """The size of the object to be."""
         return self.sealed.size_bytes if self.sealed else self.buffer.size_bytes
 
-    def transfers(self, index: int, layout: Sequence[ChunkLocation]) -> list[ChunkTransfer]:
+    def transfers(self, key_index: int, layout: Sequence[Chunk]) -> list[ChunkTransfer]:
         """What moves it to a layout whose lengths were checked."""
         if self.sealed:
-            return self.sealed.transfers(index, layout)
-        return transfers(index, layout, self.buffer)
+            return self.sealed.transfers(key_index, layout)
+        return transfers(key_index, layout, self.buffer)
 
     def commit(self, *, write_through: bool) -> CommitWrite:
         """The request that makes the staged write the object."""
@@ -157,11 +149,11 @@ def _look(engine: Engine, writes: Sequence[_Write]) -> None:
 def _is_where_wanted(engine: Engine, answer: Answer) -> bool:
     if not engine.write_through:
         return True
-    return isinstance(answer, HitReply) and answer.sync_status is SyncStatus.SYNCED_BACKEND
+    return isinstance(answer, Found) and answer.sync_status is SyncStatus.SYNCED_BACKEND
 
 
 def _tells_no_state(answer: Answer) -> bool:
-    return isinstance(answer, HitReply) and answer.sync_status is None
+    return isinstance(answer, Found) and answer.sync_status is None
 
 
 def _stage_absent(engine: Engine, writes: Sequence[_Write]) -> bool:
@@ -224,7 +216,7 @@ def _stage_requests(engine: Engine, writes: Sequence[_Write]) -> list[StageWrite
 
 def _take_stages(writes: Sequence[_Write], answers: Sequence[Answer]) -> None:
     for write, answer in zip(writes, answers, strict=True):
-        write.staged = answer if isinstance(answer, StagedReply) else None
+        write.staged = answer if isinstance(answer, Staged) else None
         doubt = doubt_about_stage(answer, write.size_bytes, named=not write.sealed)
         write.outcome = None if doubt is Outcome.OK else doubt
 
@@ -232,16 +224,16 @@ def _take_stages(writes: Sequence[_Write], answers: Sequence[Answer]) -> None:
 def _fill(engine: Engine, writes: Sequence[_Write], deadline: float) -> None:
     planned: list[ChunkTransfer] = []
     for index, write in enumerate(writes):
-        layout = write.staged.chunk_layout if write.staged else ()
+        layout = write.staged.chunks if write.staged else ()
         planned += write.transfers(index, layout)
         write.checksums = [0] * len(layout)
     skipped: int | Outcome = Outcome.CLOSED
     write_run = partial(_write_in_turn, engine, deadline)
     for transfer, result in mapped(engine.writers, write_run, in_runs(planned), skipped):
         if isinstance(result, Outcome):
-            writes[transfer.index].outcome = result
+            writes[transfer.key_index].outcome = result
         else:
-            writes[transfer.index].checksums[transfer.position] = result
+            writes[transfer.key_index].checksums[transfer.position] = result
 
 
 def _write_in_turn(engine: Engine, deadline: float, run: Run) -> list[int | Outcome]:
@@ -250,7 +242,7 @@ def _write_in_turn(engine: Engine, deadline: float, run: Run) -> list[int | Outc
         return [Outcome.TRANSFER_LATE] * len(run)
     if not engine.gate.bounded:
         return _write_run(engine, run)
-    size_bytes = sum(len(transfer.part.view) for transfer in run)
+    size_bytes = sum(transfer.chunk.length for transfer in run)
     with engine.gate.writing(size_bytes, deadline) as turn:
         return _write_run(engine, run) if turn is Outcome.OK else [turn] * len(run)
 
@@ -258,8 +250,8 @@ def _write_in_turn(engine: Engine, deadline: float, run: Run) -> list[int | Outc
 def _write_run(engine: Engine, run: Run) -> list[int | Outcome]:
     checksums = [crc32(transfer.part.view) for transfer in run]
     if len(run) > 1:
-        parts = [transfer.part for transfer in run]
-        if engine.devices.write_run(run[0].device, parts, run[0].offset):
+        parts, first = [transfer.part for transfer in run], run[0].chunk
+        if engine.devices.write_run(first.device, parts, first.offset):
             return list(checksums)
     return [
         _write_chunk(engine, transfer, checksum) for transfer, checksum in zip(run, checksums, strict=True)
@@ -267,11 +259,12 @@ def _write_run(engine: Engine, run: Run) -> list[int | Outcome]:
 
 
 def _write_chunk(engine: Engine, transfer: ChunkTransfer, checksum: int) -> int | Outcome:
+    chunk = transfer.chunk
     try:
-        moved = engine.devices.write(transfer.device, transfer.tier, transfer.part, transfer.offset)
+        moved = engine.devices.write(chunk.device, chunk.tier, transfer.part, chunk.offset)
     except OSError as error:
-        return transfer_failed(engine, transfer, error)
-    return checksum if moved == len(transfer.part.view) else Outcome.SHORT_TRANSFER
+        return transfer_failed(engine, chunk, error)
+    return checksum if moved == chunk.length else Outcome.SHORT_TRANSFER
 
 
 def _commit(engine: Engine, writes: Sequence[_Write]) -> None:

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from hypercache_protocol import Tier
-from hypercache_protocol.messages import Evict, EvictedReply, HitReply
+from hypercache_protocol.messages import Evict, EvictedReply
 from hypercache_protocol.states import DIRTY
 
 from .checksum import crc32
 from .direct_io import Buffer
 from .engine import Engine, answered, committed, count, exchanged, located, transfer_failed
-from .layouts import Answer, ChunkTransfer, chunks_of, refusal, transfers
+from .layouts import Answer, ChunkTransfer, Found, chunks_of, refusal, transfers
 from .outcomes import Outcome, tally
 from .runs import Run, in_runs, mapped
 from .sealed_objects import SealedObject, doubt_about_object, looked_up, needs_seal
@@ -90,14 +90,14 @@ def load_located(
         for transfer in _planned(index, hit, buffers[index], sealed.get(index))
     ]
     runs = in_runs(planned)
-    with engine.gate.loading(len(runs), sum(len(transfer.part.view) for transfer in planned)):
+    with engine.gate.loading(len(runs), sum(transfer.chunk.length for transfer in planned)):
         read = mapped(engine.readers, partial(_read_run, engine, deadline), runs, Outcome.CLOSED)
     outcomes = _opened(engine, sealed, _settled(hits, doubts, read))
     _count_loads(engine, buffers, outcomes, sealed)
     damaged = {
-        transfer.index
+        transfer.key_index
         for transfer, result in read
-        if result in _DAMAGE and not _is_dirty(hits[transfer.index])
+        if result in _DAMAGE and not _is_dirty(hits[transfer.key_index])
     }
     damaged |= {index for index in sealed if outcomes[index] is Outcome.SEAL_BROKEN}
     _heal(engine, [(uris[index], hits[index]) for index in sorted(damaged)])
@@ -125,8 +125,8 @@ def _count_loads(
 def _read_run(engine: Engine, deadline: float, run: Run) -> list[Outcome]:
     """For each chunk: OK where it was read and verified, NO_CHECKSUM where it was only read whole."""
     if len(run) > 1 and time.monotonic() < deadline:
-        parts = [transfer.part for transfer in run]
-        if engine.devices.read_run(run[0].device, parts, run[0].offset):
+        parts, first = [transfer.part for transfer in run], run[0].chunk
+        if engine.devices.read_run(first.device, parts, first.offset):
             return [_verified(transfer) for transfer in run]
     return [_read_chunk(engine, deadline, transfer) for transfer in run]
 
@@ -134,17 +134,18 @@ def _read_run(engine: Engine, deadline: float, run: Run) -> list[Outcome]:
 def _read_chunk(engine: Engine, deadline: float, transfer: ChunkTransfer) -> Outcome:
     if time.monotonic() >= deadline:
         return Outcome.TRANSFER_LATE
+    chunk = transfer.chunk
     try:
-        moved = engine.devices.read(transfer.device, transfer.tier, transfer.part, transfer.offset)
+        moved = engine.devices.read(chunk.device, chunk.tier, transfer.part, chunk.offset)
     except OSError as error:
-        return transfer_failed(engine, transfer, error)
-    return _verified(transfer) if moved == len(transfer.part.view) else Outcome.SHORT_TRANSFER
+        return transfer_failed(engine, chunk, error)
+    return _verified(transfer) if moved == chunk.length else Outcome.SHORT_TRANSFER
 
 
 def _verified(transfer: ChunkTransfer) -> Outcome:
-    if transfer.checksum is None:
+    if transfer.chunk.checksum is None:
         return Outcome.NO_CHECKSUM
-    is_right = crc32(transfer.part.view) == transfer.checksum
+    is_right = crc32(transfer.part.view) == transfer.chunk.checksum
     return Outcome.OK if is_right else Outcome.CHECKSUM_MISMATCH
 
 
@@ -159,9 +160,9 @@ def _settled(
     failures: dict[int, Outcome] = {}
     for transfer, result in read:
         if result is Outcome.OK:
-            verified[transfer.index] += 1
-        elif failures.get(transfer.index, Outcome.NO_CHECKSUM) is Outcome.NO_CHECKSUM:
-            failures[transfer.index] = result
+            verified[transfer.key_index] += 1
+        elif failures.get(transfer.key_index, Outcome.NO_CHECKSUM) is Outcome.NO_CHECKSUM:
+            failures[transfer.key_index] = result
     for index, doubt in enumerate(doubts):
         if doubt is Outcome.OK and verified[index] != len(chunks_of(hits[index])):
             failures.setdefault(index, Outcome.INTERNAL_ERROR)
@@ -178,23 +179,23 @@ def _opened(engine: Engine, sealed: Mapping[int, SealedObject], outcomes: list[O
     return [opened.get(index, outcome) for index, outcome in enumerate(outcomes)]
 
 
-def _is_dirty(reply: Answer) -> bool:
+def _is_dirty(answer: Answer) -> bool:
     """What no backend has yet is not for a reader to drop: it may be the device that failed, or another one
     in its place, and the object comes back with it. The daemon judges that. (It knows nothing of seals.)"""
-    return isinstance(reply, HitReply) and reply.sync_status in DIRTY
+    return isinstance(answer, Found) and answer.sync_status in DIRTY
 
 
 def _heal(engine: Engine, damaged: Sequence[tuple[str, Answer]]) -> None:
     """Evict what was read and found damaged, so that a lookup says no and a store writes it anew."""
     if not damaged:
         return
-    for _, reply in damaged:
-        for chunk in chunks_of(reply):
+    for _, hit in damaged:
+        for chunk in chunks_of(hit):
             if chunk.tier is Tier.NVME:
                 engine.devices.forget(chunk.device)  # the path may name another file by now
     # Replaced while it was read, an object is sound and stays; that it missed once is all.
     now = located(engine, [uri for uri, _ in damaged])
-    still = [uri for (uri, reply), again in zip(damaged, now, strict=True) if again == reply]
+    still = [uri for (uri, hit), again in zip(damaged, now, strict=True) if again == hit]
     if engine.seals:  # where the daemon tells no state, it may have been another's write under way
         states = committed(engine, still)
         still = [uri for uri, state in zip(still, states, strict=True) if state is Outcome.OK]

@@ -68,7 +68,8 @@ Uri = Annotated[
 TierField = Annotated[Tier, BeforeValidator(_lower_case)]
 Flag = StrictBool
 SizeBytes = Annotated[StrictInt, Field(ge=0, le=MAX_OBJECT_BYTES)]
-Offset = Annotated[StrictInt, Field(ge=0, le=1 << 62)]
+MAX_OFFSET = 1 << 62
+Offset = Annotated[StrictInt, Field(ge=0, le=MAX_OFFSET)]
 ChunkLength = Annotated[StrictInt, Field(ge=1, le=CHUNK_SIZE)]
 Crc32 = Annotated[StrictInt, Field(ge=0, le=0xFFFFFFFF)]
 """CRC-32 with zlib's polynomial, unsigned."""

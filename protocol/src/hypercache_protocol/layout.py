@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from .batches import LayoutColumns
 from .errors import InvalidMessage
-from .fields import CHUNK_SIZE, MAX_GENERATION, MAX_OBJECT_BYTES, Tier
+from .fields import CHUNK_SIZE, MAX_GENERATION, MAX_OBJECT_BYTES, MAX_OFFSET, Tier
 from .messages import ChunkLocation, HitReply
 from .states import SyncStatus
 
 _T = TypeVar("_T")
+_N = TypeVar("_N", bound=np.generic)
 
 U8, U32, U64 = np.dtype("u1"), np.dtype("<u4"), np.dtype("<u8")
 
@@ -74,18 +75,22 @@ def packed(values: Sequence[int], dtype: npt.DTypeLike) -> bytes:
     return np.array(values, dtype=dtype).tobytes()
 
 
-def unpacked(name: str, column: bytes, dtype: np.dtype[np.generic], count: int) -> list[int]:
+def unpacked(name: str, column: bytes, dtype: np.dtype[Any], count: int) -> list[int]:
     """The values of a column that must have `count` of them.
 
     Raises:
         InvalidMessage: it has not.
     """
+    values: list[int] = _values(name, column, dtype, count).tolist()
+    return values
+
+
+def _values(name: str, column: bytes, dtype: np.dtype[_N], count: int) -> npt.NDArray[_N]:
     if len(column) != count * dtype.itemsize:
         raise InvalidMessage(
             f"{name} must have {count} values, so {count * dtype.itemsize} bytes, not {len(column)}"
         )
-    values: list[int] = np.frombuffer(column, dtype=dtype).tolist()
-    return values
+    return np.frombuffer(column, dtype=dtype)
 
 
 class Layout(NamedTuple):
@@ -125,8 +130,27 @@ def pack_layouts(layouts: Sequence[Layout]) -> LayoutColumns:
     )
 
 
-def unpack_layouts(columns: LayoutColumns, count: int) -> list[HitReply]:
-    """The layouts that the columns hold, as the hits that single locates would have been.
+class Layouts(NamedTuple):
+    """Many layouts, as parallel lists: of the objects, and of all their chunks one after another.
+
+    The chunks of the object at `i` are those from `starts[i]` up to `ends[i]`. A checksum is None where there
+    is none.
+    """
+
+    sizes_bytes: list[int]
+    generations: list[int]
+    sync_statuses: list[SyncStatus]
+    starts: list[int]
+    ends: list[int]
+    paths: list[str]
+    tiers: list[Tier]
+    offsets: list[int]
+    lengths: list[int]
+    checksums: list[int | None]
+
+
+def unpack_layouts(columns: LayoutColumns, count: int) -> Layouts:
+    """The layouts that the columns hold.
 
     Args:
         count: how many there must be.
@@ -134,55 +158,106 @@ def unpack_layouts(columns: LayoutColumns, count: int) -> list[HitReply]:
     Raises:
         InvalidMessage: the columns don't fit each other, or hold a value out of its range.
     """
-    sizes = unpacked("object_sizes", columns.object_sizes, U64, count)
-    generations = unpacked("generations", columns.generations, U64, count)
-    if count and max(generations) > MAX_GENERATION:
-        raise InvalidMessage("generations has a value out of range")
-    statuses = _coded("sync_statuses", columns.sync_statuses, _STATUSES, count)
-    counts = unpacked("chunk_counts", columns.chunk_counts, U32, count)
-    checksummed = unpacked_bits(columns.checksummed, count)
-    chunks = iter(_chunks(columns, counts, checksummed))
-    hits = []
-    for size_bytes, generation, status, chunk_count in zip(sizes, generations, statuses, counts, strict=True):
-        layout = tuple(next(chunks) for _ in range(chunk_count))
-        if sum(chunk.length for chunk in layout) != size_bytes or size_bytes > MAX_OBJECT_BYTES:
-            raise InvalidMessage(f"an object of {size_bytes} bytes has chunks of another total length")
-        hits.append(
-            HitReply.trusted(
-                object_size=size_bytes,
-                chunk_size=CHUNK_SIZE,
-                chunk_layout=layout,
-                sync_status=status,
-                generation=generation,
-            )
-        )
-    return hits
+    sizes_bytes = _values("object_sizes", columns.object_sizes, U64, count)
+    generations = _values("generations", columns.generations, U64, count)
+    _check_range("generations", generations, 0, MAX_GENERATION)
+    statuses = unpack_statuses(columns.sync_statuses, count)
+    counts = _values("chunk_counts", columns.chunk_counts, U32, count)
+    checksummed = bit_array(columns.checksummed, count)
+
+    total = int(counts.sum(dtype=U64))
+    indexes = _values("chunk_paths", columns.chunk_paths, U32, total)
+    offsets = _values("chunk_offsets", columns.chunk_offsets, U64, total)
+    lengths = _values("chunk_lengths", columns.chunk_lengths, U32, total)
+    words = _values("chunk_checksums", columns.chunk_checksums, U32, total)
+    _check_range("chunk_lengths", lengths, 1, CHUNK_SIZE)
+    _check_range("chunk_offsets", offsets, 0, MAX_OFFSET)
+
+    # From here on there are as many chunks as are claimed.
+    ends = np.cumsum(counts, dtype=np.int64)
+    starts = ends - counts
+    _check_sizes(sizes_bytes, lengths, starts, ends)
+    paths, tiers = _places(columns, indexes)
+    return Layouts(
+        sizes_bytes.tolist(),
+        generations.tolist(),
+        statuses,
+        starts.tolist(),
+        ends.tolist(),
+        paths,
+        tiers,
+        offsets.tolist(),
+        lengths.tolist(),
+        _where(np.repeat(checksummed, counts), words.tolist()),
+    )
 
 
-def _chunks(
-    columns: LayoutColumns, counts: Sequence[int], checksummed: Sequence[bool]
-) -> list[ChunkLocation]:
-    total = sum(counts)
-    tiers = _coded("path_tiers", columns.path_tiers, _TIERS, len(columns.paths))
-    indexes = unpacked("chunk_paths", columns.chunk_paths, U32, total)
-    offsets = unpacked("chunk_offsets", columns.chunk_offsets, U64, total)
-    lengths = unpacked("chunk_lengths", columns.chunk_lengths, U32, total)
-    words = unpacked("chunk_checksums", columns.chunk_checksums, U32, total)
-    if total and max(indexes) >= len(columns.paths):
-        raise InvalidMessage(f"chunk_paths names path {max(indexes)} and there are {len(columns.paths)}")
-    if total and not (min(lengths) >= 1 and max(lengths) <= CHUNK_SIZE and max(offsets) <= 1 << 62):
-        raise InvalidMessage("chunk_lengths or chunk_offsets has a value out of range")
-    known = chain.from_iterable([flag] * count for flag, count in zip(checksummed, counts, strict=True))
-    return [
-        ChunkLocation.trusted(
-            device=columns.paths[index],
-            offset=offset,
-            length=length,
-            tier=tiers[index],
-            checksum=word if has_word else None,
+def unpack_hits(columns: LayoutColumns, count: int) -> list[HitReply]:
+    """The same as the hits that single locates would have been.
+
+    Raises:
+        InvalidMessage: as for `unpack_layouts`.
+    """
+    layouts = unpack_layouts(columns, count)
+    chunks = [
+        ChunkLocation.trusted(device=path, offset=offset, length=length, tier=tier, checksum=word)
+        for path, tier, offset, length, word in zip(
+            layouts.paths, layouts.tiers, layouts.offsets, layouts.lengths, layouts.checksums, strict=True
         )
-        for index, offset, length, word, has_word in zip(indexes, offsets, lengths, words, known, strict=True)
     ]
+    return [
+        HitReply.trusted(
+            object_size=size_bytes,
+            chunk_size=CHUNK_SIZE,
+            chunk_layout=tuple(chunks[start:end]),
+            sync_status=status,
+            generation=generation,
+        )
+        for size_bytes, generation, status, start, end in zip(
+            layouts.sizes_bytes,
+            layouts.generations,
+            layouts.sync_statuses,
+            layouts.starts,
+            layouts.ends,
+            strict=True,
+        )
+    ]
+
+
+def _check_range(name: str, values: npt.NDArray[np.unsignedinteger[Any]], least: int, most: int) -> None:
+    if values.size and not (least <= int(values.min()) and int(values.max()) <= most):
+        raise InvalidMessage(f"{name} has a value out of range")
+
+
+def _check_sizes(
+    sizes_bytes: npt.NDArray[np.uint64],
+    lengths: npt.NDArray[np.uint32],
+    starts: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+) -> None:
+    """That each object is as large as its chunks together."""
+    before = np.zeros(len(lengths) + 1, dtype=U64)
+    np.cumsum(lengths, out=before[1:])
+    wrong = (before[ends] - before[starts] != sizes_bytes) | (sizes_bytes > MAX_OBJECT_BYTES)
+    if wrong.any():
+        raise InvalidMessage(
+            f"an object of {sizes_bytes[wrong.argmax()]} bytes has chunks of another total length"
+        )
+
+
+def _places(columns: LayoutColumns, indexes: npt.NDArray[np.uint32]) -> tuple[list[str], list[Tier]]:
+    """The path and the tier of each chunk, by the index of its path."""
+    tiers = _coded("path_tiers", columns.path_tiers, _TIERS, len(columns.paths))
+    if indexes.size and indexes.max() >= len(columns.paths):
+        raise InvalidMessage(f"chunk_paths names path {indexes.max()} and there are {len(columns.paths)}")
+    each = indexes.tolist()
+    return [columns.paths[index] for index in each], [tiers[index] for index in each]
+
+
+def _where(known: npt.NDArray[np.uint8], words: list[int]) -> list[int | None]:
+    if known.all():
+        return [*words]
+    return [word if is_known else None for word, is_known in zip(words, known.tolist(), strict=True)]
 
 
 def _coded(name: str, column: bytes, meanings: dict[int, _T], count: int) -> list[_T]:

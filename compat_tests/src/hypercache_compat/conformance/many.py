@@ -22,7 +22,7 @@ from hypercache_protocol.layout import (
     U32,
     U64,
     packed,
-    unpack_layouts,
+    unpack_hits,
     unpack_statuses,
     unpacked,
     unpacked_bits,
@@ -102,7 +102,7 @@ def _layouts(reply: LocatedMany | StagedMany, count: int) -> list[HitReply]:
     if reply.layouts is None:
         raise CheckFailed(f"{reply.status} has no layouts although they were asked for")
     try:
-        return unpack_layouts(reply.layouts, count)
+        return unpack_hits(reply.layouts, count)
     except InvalidMessage as error:
         raise CheckFailed(f"{reply.status}: {error}") from error
 
