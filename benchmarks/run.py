@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import argparse
 import platform
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import adapters
@@ -34,6 +32,8 @@ import hung_neighbours
 import report
 from peers import EVERYBODY, QUICK
 from storages import ROOT, in_memory, on_disk
+
+from hypercache_compat.stopping import stoppable
 
 QUICK_ROUNDS = 3
 PARTS = ("adapters", "daemon", "protocol", "allocator")
@@ -82,21 +82,7 @@ def run_script(name: str) -> None:
     subprocess.run([sys.executable, str(Path(__file__).with_name(name))], check=True)
 
 
-def _ended(number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt(number)  # so that devices are detached and daemons stopped
-
-
 def main() -> int:
-    """Run the parts, print, record; Ctrl-C and SIGTERM clean up too."""
-    signal.signal(signal.SIGTERM, _ended)
-    try:
-        return run()
-    except KeyboardInterrupt:
-        print("interrupted; everything is cleaned up", file=sys.stderr)
-        return 130
-
-
-def run() -> int:
     """Run the parts, print, record; gives the exit status."""
     arguments = parsed()
     parts = chosen_parts(arguments)
@@ -143,4 +129,4 @@ def headline(about: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stoppable(main))

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 
 from hypercache_compat.daemon_process import started_by
 from hypercache_compat.forked import fork_daemon
+from hypercache_compat.stopping import stoppable
 
 from .run import Hosts, Row, run
 from .scenarios import SCENARIOS, Scenario
@@ -81,4 +82,4 @@ def _print_others(scenario: Scenario, systems: Sequence[System]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stoppable(main))

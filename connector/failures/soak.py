@@ -24,6 +24,7 @@ from hypercache_compat.daemon_process import started_by
 from hypercache_compat.forked import fork_daemon
 from hypercache_compat.payloads import MIB
 from hypercache_compat.scenario_process import ScenarioProcess
+from hypercache_compat.stopping import stoppable
 from hypercache_compat.waiting import wait_until
 
 from .load import KINDS, Load, imported, new_process
@@ -259,4 +260,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stoppable(main))

@@ -132,8 +132,8 @@ def _hypercache(folder: Path, setup: Setup) -> Iterator[Site]:
         clock = JumpingClock(folder / "clock") if setup.jumping else None
         if clock:
             held.enter_context(started_by(clock.starter()))
-        daemon.start()
         held.callback(lambda: daemon.is_running() and daemon.kill())
+        daemon.start()
         meddler, path = Meddler(), daemon.socket_path
         if setup.relayed:
             path = str(folder / "r")

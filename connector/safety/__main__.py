@@ -3,6 +3,9 @@
 import sys
 
 if __name__ == "__main__":
-    from .run import main  # not for the daemons, which are forked from a process with this module in it
+    # Not for the daemons, which are forked from a process with this module in it.
+    from hypercache_compat.stopping import stoppable
 
-    sys.exit(main())
+    from .run import main
+
+    sys.exit(stoppable(main))

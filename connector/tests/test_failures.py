@@ -6,6 +6,8 @@ The soak lasts SOAK_SECONDS, 8 unless CI wants more.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -19,6 +21,7 @@ from failures.run import Hosts, Row, run
 from failures.scenarios import SCENARIOS, Scenario
 from failures.systems import FS_NATIVE, HYPERCACHE, SYSTEMS, Setup, Site, System
 
+from hypercache_compat.stopping import STOPPED
 from hypercache_compat.waiting import wait_until
 
 SOAK_S = float(os.environ.get("SOAK_SECONDS", "8"))
@@ -95,6 +98,42 @@ def test_a_scenario_that_breaks_off_is_a_row_with_a_problem(hosts: Hosts) -> Non
     assert "no disks" in row.problems[0]
     assert "last words" in row.problems[0]
     assert row.markdown() == "| nothing goes wrong | broken | broke off | | | | | |"
+
+
+_STOPPED = """
+import runpy, signal, sys
+import failures.run
+from failures.systems import Setup
+from hypercache_compat.loop_devices import can_make_loop_devices
+
+def run(scenario, system, hosts, seed):
+    with failures.run.a_folder() as folder:
+        with system.ready(folder, Setup(loop=can_make_loop_devices())) as site:
+            print(folder, site.daemon.pid, *site.daemon.options.devices, flush=True)
+            signal.pause()
+
+failures.run.run = run
+sys.argv[1:] = ["--system", "HyperCache"]
+runpy.run_module("failures", run_name="__main__")
+"""
+
+
+def test_a_run_that_is_stopped_leaves_no_daemon_no_device_and_no_folder() -> None:
+    path = os.pathsep.join(sys.path)
+    words = [sys.executable, "-c", _STOPPED]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+    ) as made:
+        assert made.stdout is not None
+        first = next(line for line in made.stdout if line.startswith("/"))
+        folder, daemon, *devices = first.split()
+        made.terminate()
+    assert made.returncode == STOPPED
+    assert not Path(folder).exists()
+    assert not Path("/proc", daemon).exists()
+    for device in devices:
+        backing = Path("/sys/block", Path(device).name, "loop/backing_file")
+        assert not (backing.exists() and folder in backing.read_text())
 
 
 @pytest.mark.timeout(SOAK_S + 120)

@@ -27,6 +27,8 @@ sys.path.insert(0, str(_TESTS / "support"))  # the daemons that can be killed, a
 from faults import FAULTS, Fault  # noqa: E402
 from scene import Scene  # noqa: E402
 
+from hypercache_compat.stopping import stoppable  # noqa: E402
+
 LONGEST_PAUSE_S = 0.4
 
 
@@ -95,4 +97,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stoppable(main))

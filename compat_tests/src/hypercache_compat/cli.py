@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from .conformance.restarts import restart_with
 from .conformance.suite import Interrupted, Outcome, Report, Result, Unreachable, run, wires
 from .recording import Recorder, check_sockets, private
 from .relay import relaying
+from .stopping import STOPPED, interrupt, on_signals
 
 _FORMATS: dict[str, Callable[[Report], str]] = {
     "json": reports.as_json,
@@ -34,7 +34,6 @@ _FORMATS: dict[str, Callable[[Report], str]] = {
     "markdown": reports.as_markdown,
 }
 _REFUSALS = (Unreachable, NoCapture, OSError)
-_STOPPED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("hypercache-compat: stopped", file=sys.stderr)
         if isinstance(stop, Interrupted) and stop.left_behind:
             print("\n".join(reports.left_behind_lines(stop.left_behind)), file=sys.stderr)
-        return _STOPPED
+        return STOPPED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -150,7 +149,7 @@ def _seconds(word: str) -> float:
 
 def _check(given: argparse.Namespace) -> int:
     progress = _Progress(sys.stderr, is_quiet=given.quiet)
-    with progress, _on_signals(_interrupt):
+    with progress, on_signals(interrupt):
         report = run(
             given.socket,
             wanted=parsed(given.wire),
@@ -167,21 +166,6 @@ def _check(given: argparse.Namespace) -> int:
         sys.stdout.write(as_text(report))
     sys.stdout.flush()
     return 0 if report.conforms else 1
-
-
-def _interrupt(_: int, __: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-@contextmanager
-def _on_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """SIGINT, also where a shell had it ignored, and SIGTERM end the command as `handler` says."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, held in before.items():
-            signal.signal(number, held)
 
 
 def _has_colours(stream: IO[str]) -> bool:
@@ -245,7 +229,7 @@ def _record(given: argparse.Namespace) -> int:
         stopped.set()
 
     check_sockets(given.listen, given.to)
-    with _on_signals(stop), _made(given.output) as capture:
+    with on_signals(stop), _made(given.output) as capture:
         recorder = Recorder(capture, given.to, stopped)
         with private(), relaying(given.listen, given.to, recorder.passage, stopped.set):
             _say(f"recording what passes between {given.listen} and {given.to}; Ctrl-C ends it")

@@ -6,15 +6,10 @@ Ends with 0 only where every byte that was compared is the byte that was written
 from __future__ import annotations
 
 import hashlib
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 
 from .daemon_process import DaemonFailed, DaemonOptions, DaemonProcess, running_daemon
 from .lmcache_bench import BenchReport, BenchSize, run_bench
@@ -24,6 +19,7 @@ from .payloads import MIB, first_difference, payload
 from .raw_wire import fetch
 from .releases import LMCACHE_IN_ENVIRONMENT, InstallFailed
 from .scenario_process import ScenarioFailed, running
+from .stopping import stoppable
 
 OLD_VERSION = "0.9.0"
 OLD_URI = "hypercache://demo/checkpoint.bin"
@@ -153,32 +149,14 @@ def _compare_with_devices(daemon: DaemonProcess, size: DemoSize) -> list[str]:
     return []
 
 
-def _interrupted(number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt(number)
-
-
-def _end_children() -> None:
-    """End what is still running: the signal may have come while a child was made and nobody held it yet."""
-    for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            with suppress(ProcessLookupError):
-                os.kill(int(child), signal.SIGKILL)
-
-
 def main() -> int:
-    """Run the demo as a command; Ctrl-C and SIGTERM clean up too."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell's background job inherits it ignored
-        signal.signal(number, _interrupted)
+    """Run the demo as a command; the exit status."""
     try:
         return run()
-    except KeyboardInterrupt:
-        _end_children()
-        say("\nInterrupted; the daemon is stopped and its files are removed.")
-        return 130
     except DaemonFailed as error:
         say(f"FAILED: {error}")
         return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stoppable(main))

@@ -35,6 +35,7 @@ from .matrix_clients import CONNECTOR_BEHAVIOURS, OLD_BEHAVIOURS, SEALING_BEHAVI
 from .matrix_table import document
 from .old_clients import OLD_CLIENT_VERSIONS, old_client
 from .scenario_process import ScenarioProcess, running
+from .stopping import stoppable
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "compatibility.md"
 
@@ -152,4 +153,4 @@ def report_difference(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stoppable(main))
