@@ -381,9 +381,10 @@ def test_lookups_that_were_submitted_together_are_looked_up_together(daemon, con
     found = {each.future_id: each.result_bools for each in driver.connector.drain_completions()}
     assert [found[each] for each in ids] == [HALF[:5], [], [False] * 500, HALF[3:], [False] * 3]
     assert looks == [5 + 500 + 5 + 3]
-    ids = [driver.connector.submit_batch_exists(many) for _ in range(5)]
-    assert len(driver.connector.drain_completions()) == 5
-    assert looks[1:] == [2000, 500]
+    ids = [driver.connector.submit_batch_exists(many) for _ in range(9)]
+    assert len(driver.connector.drain_completions()) == len(ids)
+    assert looks[1:] == [2000, 2000, 500]
+    assert driver.count("lookup_lane", "answered") == 5 + len(ids)
 
 
 def test_who_only_waits_on_the_descriptor_gets_every_lookup(daemon, connect) -> None:
@@ -407,6 +408,7 @@ def test_lookups_in_the_table_hold_up_nothing_else_while_the_daemon_is_asked_too
         scripted2.freeze()
         asked = connector.submit_batch_exists(["unplaced"])
         assert connector.drain_completions() == []
+        assert driver.count("lookup_lane", "handed_back") == 0, "it is asked in the lane"
         failed = connector.submit_batch_get(["any"], [object()])  # which is no buffer, so nobody is asked
         wait_until(lambda: connector.status()["pending"] == 1)
         found = connector.submit_batch_exists(placed)
@@ -416,6 +418,15 @@ def test_lookups_in_the_table_hold_up_nothing_else_while_the_daemon_is_asked_too
         assert select.select([connector.event_fd()], [], [], DEADLINE_S)[0]
         found = connector.submit_batch_exists(placed)
         assert {each.future_id for each in connector.drain_completions()} == {asked, found}
+
+
+def test_another_process_looks_nothing_up(daemon, connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = with_table(stored_half(connect(daemon.socket_path)))
+    waiting = driver.connector.submit_batch_exists(KEYS)
+    with monkeypatch.context() as in_child:
+        in_child.setattr(driver.connector._lane, "_process_id", 0)
+        assert driver.connector._lane.look_up() == []
+    assert driver.wait(waiting).result_bools == HALF
 
 
 def test_a_close_fails_what_still_waits_for_a_look(daemon, connect) -> None:
