@@ -8,8 +8,10 @@ import mmap
 import os
 import socket
 import struct
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgpack
@@ -18,27 +20,69 @@ import trio
 from daemon_harness import DEADLINE_S, Daemon, line, pattern, running, sums_of
 from frames import HELLO, framed
 
+from hypercache_compat.waiting import wait_until
 from hypercache_daemon import presence_table
 from hypercache_daemon.presence_table import geometry_for
 from hypercache_protocol.presence import Geometry, Presence, TableView
 
 
-def read_table(daemon: Daemon) -> tuple[str, dict[str, int], list[int]]:
-    """The reply's word and fields, and the descriptors that came with it. Blocks."""
+ASK = msgpack.packb([1, "get_presence_table", {}])
+
+
+@contextmanager
+def greeted(daemon: Daemon) -> Iterator[socket.socket]:
+    """A client's socket once it has gone on to frames. Blocks."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(DEADLINE_S)
         client.connect(str(daemon.config.socket))
         client.sendall(line("hello", **HELLO))
-        hello = b""
-        while not hello.endswith(b"\n"):
-            hello += client.recv(1)
-        body = msgpack.packb([1, "get_presence_table", {}])
-        client.sendall(struct.pack(">I", len(body)) + body)
-        data, descriptors, _, _ = socket.recv_fds(client, 65536, 8)
-        while len(data) < 4 + struct.unpack_from(">I", data)[0]:
-            data += client.recv(65536)
-    _, word, fields = msgpack.unpackb(data[4:])
+        while client.recv(1) != b"\n":
+            pass
+        yield client
+
+
+def asked(client: socket.socket, times: int) -> None:
+    """Ask so many times for the table."""
+    client.sendall((struct.pack(">I", len(ASK)) + ASK) * times)
+
+
+def read_reply(client: socket.socket) -> tuple[bytes, list[int]]:
+    """A frame's body, and the descriptors that came with it."""
+    data, descriptors, _, _ = socket.recv_fds(client, 4, 8)
+    (length,) = struct.unpack(">I", data)
+    return client.recv(length, socket.MSG_WAITALL), descriptors
+
+
+def read_table(daemon: Daemon) -> tuple[str, dict[str, int], list[int]]:
+    """The reply's word and fields, and the descriptors that came with it. Blocks."""
+    with greeted(daemon) as client:
+        asked(client, 1)
+        body, descriptors = read_reply(client)
+    _, word, fields = msgpack.unpackb(body)
     return word, fields, descriptors
+
+
+def counts_for_who_does_not_read(daemon: Daemon) -> list[int]:
+    """How many descriptors come with each reply where the table is asked for once, then four times before
+    anything of it is read, and then once more. Blocks."""
+    counts: list[int] = []
+    reply_bytes = 0
+    with greeted(daemon) as client:
+        for times in (1, 4, 1):
+            asked(client, times)
+            wait_until(partial(has_arrived, client, times * reply_bytes))
+            for _ in range(times):
+                body, descriptors = read_reply(client)
+                reply_bytes = 4 + len(body)
+                counts.append(len(descriptors))
+                for descriptor in descriptors:
+                    os.close(descriptor)
+    return counts
+
+
+def has_arrived(client: socket.socket, size_bytes: int) -> bool:
+    (there,) = struct.unpack("i", fcntl.ioctl(client, termios.FIONREAD, bytes(4)))
+    return int(there) >= size_bytes
 
 
 class Reader:
@@ -154,6 +198,12 @@ async def test_the_table_goes_without_its_descriptor_where_too_many_are_on_their
         _, _, descriptors = await trio.to_thread.run_sync(read_table, daemon)
         with closing_all(descriptors):
             pass
+
+
+async def test_who_does_not_read_has_one_descriptor_on_its_way_at_most(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        counts = await trio.to_thread.run_sync(counts_for_who_does_not_read, daemon)
+    assert counts == [1] + [1, 0, 0, 0] + [1]
 
 
 @pytest.mark.parametrize("asked_before", [0, 40])

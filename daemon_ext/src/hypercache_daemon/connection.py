@@ -82,6 +82,7 @@ class Connection:
         self._out = bytearray()
         self._sending = trio.Lock()
         self._slots = trio.Semaphore(limits.max_in_flight)
+        self._has_enclosed = False
         self.was_idle = False
         """True once the connection was closed because nothing came on it."""
 
@@ -194,7 +195,13 @@ class Connection:
         data = self._session.send_reply(request_id, reply)
         async with self._sending:  # what waits to be sent has not begun, so the order doesn't matter
             with trio.fail_after(self._limits.send_timeout_s):
-                await self._stream.send_enclosing(data, self._handlers.enclosed)
+                # The kernel bounds how many are on their way, and counts those of all clients together: one
+                # for each that does not read is enough.
+                if self._has_enclosed and self._stream.has_unread():
+                    await self._stream.send_all(data)
+                else:
+                    self._has_enclosed = True
+                    await self._stream.send_enclosing(data, self._handlers.enclosed)
 
     async def _flush(self) -> None:
         if self._out and not self._sending.locked():

@@ -10,8 +10,11 @@ are:
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
+import struct
+import termios
 from array import array
 
 import trio
@@ -63,6 +66,11 @@ class Stream:
             while sent < len(view):
                 await trio.lowlevel.wait_writable(self._descriptor())
                 sent += self.send_now(view[sent:])
+
+    def has_unread(self) -> bool:
+        """Whether the peer has not read yet all that it was sent."""
+        (unread,) = struct.unpack("i", fcntl.ioctl(self._descriptor(), termios.TIOCOUTQ, bytes(4)))
+        return bool(unread)
 
     async def send_enclosing(self, data: bytes, descriptor: int) -> None:
         """Send everything, and with its first byte the descriptor; without it where more are on their way
