@@ -397,6 +397,25 @@ def test_who_only_waits_on_the_descriptor_gets_every_lookup(daemon, connect) -> 
     assert connector.drain_completions() == []
 
 
+def test_a_lookup_that_is_submitted_amid_a_drain_is_announced(
+    daemon, connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector = with_table(stored_half(connect(daemon.socket_path))).connector
+    look_up = connector._lane.look_up
+    submitted = [connector.submit_batch_exists(KEYS)]
+
+    def and_then_submits() -> Any:
+        found = look_up()
+        submitted.append(connector.submit_batch_exists(KEYS))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(connector._lane, "look_up", and_then_submits)
+        assert [each.future_id for each in connector.drain_completions()] == submitted[:1]
+    assert select.select([connector.event_fd()], [], [], DEADLINE_S)[0]
+    assert [each.future_id for each in connector.drain_completions()] == submitted[1:]
+
+
 def test_lookups_in_the_table_hold_up_nothing_else_while_the_daemon_is_asked_too(scripted2, connect) -> None:
     with memory() as descriptor:
         gives(scripted2, enclosing(descriptor))

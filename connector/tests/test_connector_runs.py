@@ -41,8 +41,11 @@ def row(count: int, **others: Any) -> list[ChunkTransfer]:
     return [chunk(number * ALIGNMENT, ALIGNMENT, **others) for number in range(count)]
 
 
-def test_chunks_in_a_row_are_one_run() -> None:
+def test_chunks_in_a_row_are_one_run_until_it_is_full() -> None:
+    most = RUN_BYTES // ALIGNMENT
     assert shape(row(4)) == [[0, 1, 2, 3]]
+    assert list(map(len, in_runs(row(most)))) == [most]
+    assert list(map(len, in_runs(row(most + 1)))) == [most, 1]
 
 
 @pytest.mark.parametrize(

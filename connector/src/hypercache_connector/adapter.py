@@ -139,9 +139,8 @@ class HyperCacheConnector:
         # After that, so that whatever is submitted from here on is announced anew.
         found = [Completion(each.future_id, True, "", good) for each, good in self._lane.look_up()]
         taken += self._completions.settle(found)
-        if not taken:  # else what made the descriptor readable is dealt with, or keeps it so
+        if not taken:  # then it may have been the lane's connection that made the descriptor readable
             self._lane.take()
-            taken = self._completions.drain()
         return taken
 
     def close(self) -> None:
