@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 
 from hypercache_connector.direct_io import ALIGNMENT, Part
 from hypercache_connector.layouts import Chunk, ChunkTransfer
+from hypercache_connector.outcomes import Outcome
 from hypercache_connector.runs import RUN_BYTES, in_runs, mapped
+from hypercache_connector.storing import _write_in_turn
+from hypercache_connector.transfers import _read_run
 from hypercache_connector.workers import ChunkWorkers
 from hypercache_protocol import Tier
 
@@ -237,3 +241,13 @@ def test_through_the_page_cache_each_chunk_moves_alone(
     calls = spoiling(monkeypatch, "pwritev", honest)
     assert driver.store(KEYS, [pages(os.urandom(OBJECT_BYTES)) for _ in KEYS]).ok
     assert calls == [1] * len(KEYS)
+
+
+@pytest.mark.parametrize(("move", "name"), [(_read_run, "preadv"), (_write_in_turn, "pwritev")])
+def test_a_run_whose_time_has_passed_does_not_begin(
+    one_device, scripted, monkeypatch: pytest.MonkeyPatch, move: Any, name: str
+) -> None:
+    calls = spoiling(monkeypatch, name, honest)
+    late = move(one_device.connector._engine, time.monotonic(), row(3, device=scripted.devices[0]))
+    assert late == [Outcome.TRANSFER_LATE] * 3
+    assert calls == []
