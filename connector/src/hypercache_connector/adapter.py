@@ -28,11 +28,11 @@ from . import config as configuration
 from .completions import Completion, Completions
 from .config import Config
 from .direct_io import Buffer
-from .engine import LOAD_NEEDS, Engine, close_engine, open_engine, report, require_home
+from .engine import LOAD_NEEDS, Engine, close_engine, count, open_engine, report, require_home
 from .keys import UriMapping
 from .lookup_lane import MOST_KEYS, LookupLane
 from .metrics import PAGE
-from .outcomes import Outcome, logger, reasons, tally, which_are_good
+from .outcomes import Outcome, logger, reasons, which_are_good
 from .start_check import check_devices
 from .storing import store
 from .transfers import delete, load, lookup
@@ -237,7 +237,7 @@ class HyperCacheConnector:
 
     def _fail(self, operation: Operation, outcome: Outcome) -> None:
         outcomes = [outcome] * len(operation.keys)
-        self._engine.counters.add_outcomes(f"{operation.kind.value}s", tally(outcomes))
+        count(self._engine, f"{operation.kind.value}s", outcomes)
         self._completions.complete(_completion(operation, outcomes, failed=True))
 
     # -- the end -----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from .client import Client
 from .config import EngineConfig
 from .devices import Devices
 from .layouts import Answer, Chunk
-from .outcomes import Counters, DaemonUnavailable, Outcome, ThrottledLog, logger
+from .outcomes import Counters, DaemonUnavailable, Outcome, ThrottledLog, logger, tally
 from .workers import ChunkWorkers, join_all
 from .write_gate import WriteGate
 
@@ -215,8 +215,13 @@ def _state(reply: Answer) -> Outcome:
             return Outcome.OK
 
 
-def count(engine: Engine, group: str, counted: Mapping[Outcome, int]) -> None:
-    """Count what came of the keys of a lookup or load, and say in the log what unverifiable ones may be."""
+def count(engine: Engine, group: str, outcomes: Sequence[Outcome]) -> None:
+    """Count what came of each key of an operation, and say in the log what unverifiable ones may be."""
+    count_tallied(engine, group, tally(outcomes))
+
+
+def count_tallied(engine: Engine, group: str, counted: Mapping[Outcome, int]) -> None:
+    """The same for who knows already how often each outcome was there."""
     engine.counters.add_outcomes(group, counted)
     if not _UNVERIFIABLE.isdisjoint(counted):
         advice = "; those that were sealed can be loaded with 'seal_for_old_daemons'"

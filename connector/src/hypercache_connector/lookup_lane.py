@@ -34,7 +34,7 @@ from hypercache_protocol import WIRE_2_0, LocalProtocolError
 from hypercache_protocol.messages import Reply
 
 from .connection import Connection, Posted
-from .engine import Engine, count
+from .engine import Engine, count_tallied
 from .keys import UriMapping
 from .outcomes import DaemonUnavailable, Outcome, logger, tally
 from .presence import PresenceTable, Seen, UnusableTable
@@ -211,9 +211,8 @@ class LookupLane(Generic[T]):
             if seen is None:
                 self._hand_back([task for task in together if not self._asked(task)])
             else:
-                good, counted = seen
-                self._count(counted, len(together))
-                left = iter(good)
+                self._count(seen.counted, len(together))
+                left = iter(seen.good)
                 done += [(task, list(islice(left, len(task.keys)))) for task in together]
         return done
 
@@ -343,7 +342,7 @@ class LookupLane(Generic[T]):
         self._report(task, outcomes)
 
     def _count(self, counted: Mapping[Outcome, int], lookups: int) -> None:
-        count(self._engine, "lookups", counted)
+        count_tallied(self._engine, "lookups", counted)
         self._engine.counters.add("lookup_lane", "answered", lookups)
 
     def _is_at_home(self) -> bool:

@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from hypercache_protocol.batches import PresenceTableReply
 from hypercache_protocol.presence import FORMAT, Geometry, Presence, TableView
@@ -24,8 +25,12 @@ _OUTCOMES = (
 )
 _is_verifiable = int(Presence.VERIFIABLE).__eq__
 
-Seen = tuple[list[bool], dict[Outcome, int]]
-"""Whether each uri could be loaded, and how often each outcome came of them."""
+
+class Seen(NamedTuple):
+    """What a look came to: whether each uri could be loaded, and how often each outcome came of them."""
+
+    good: list[bool]
+    counted: dict[Outcome, int]
 
 
 class UnusableTable(Exception):
@@ -59,7 +64,7 @@ class PresenceTable:
         counted = {outcome: count for state, outcome in _OUTCOMES if (count := states.count(state))}
         if Outcome.ABSENT in counted and self._view.unplaced:
             return None
-        return list(map(_is_verifiable, states)), counted
+        return Seen(list(map(_is_verifiable, states)), counted)
 
 
 def _check_sealed(descriptor: int) -> None:

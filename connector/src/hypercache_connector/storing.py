@@ -31,12 +31,13 @@ from .engine import (
     Engine,
     answered,
     committed,
+    count,
     exchanged,
     located,
     transfer_failed,
 )
 from .layouts import Answer, Chunk, ChunkTransfer, Found, Staged, doubt_about_stage, refusal, transfers
-from .outcomes import DaemonUnavailable, Outcome, tally
+from .outcomes import DaemonUnavailable, Outcome
 from .runs import Run, in_runs, mapped
 from .sealed_objects import SealedObject, doubt_about_object
 
@@ -101,7 +102,7 @@ def store(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> lis
     outcomes = [
         write.outcome or Outcome.CLOSED for write in writes
     ]  # none is left without one but by `close`
-    engine.counters.add_outcomes("stores", tally(outcomes))
+    count(engine, "stores", outcomes)
     return outcomes
 
 

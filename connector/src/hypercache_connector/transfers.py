@@ -24,7 +24,7 @@ from .checksum import crc32
 from .direct_io import Buffer
 from .engine import Engine, answered, committed, count, exchanged, located, transfer_failed
 from .layouts import Answer, ChunkTransfer, Found, chunks_of, refusal, transfers
-from .outcomes import Outcome, tally
+from .outcomes import Outcome
 from .runs import Run, in_runs, mapped
 from .sealed_objects import SealedObject, doubt_about_object, looked_up, needs_seal
 
@@ -45,7 +45,7 @@ def lookup(engine: Engine, uris: Sequence[str]) -> list[Outcome]:
     outcomes = answered(engine, len(uris), lambda: engine.client.lookup(uris, needs=engine.load_needs))
     if engine.seals:
         outcomes = looked_up(engine, uris, outcomes)
-    count(engine, "lookups", tally(outcomes))
+    count(engine, "lookups", outcomes)
     return outcomes
 
 
@@ -53,7 +53,7 @@ def delete(engine: Engine, uris: Sequence[str]) -> list[Outcome]:
     """OK for each uri that was deleted, ABSENT for one that was not there."""
     replies = exchanged(engine, [Evict(uri=uri) for uri in uris])
     outcomes = [Outcome.OK if isinstance(reply, EvictedReply) else refusal(reply) for reply in replies]
-    engine.counters.add_outcomes("deletes", tally(outcomes))
+    count(engine, "deletes", outcomes)
     return outcomes
 
 
@@ -119,7 +119,7 @@ def _count_loads(
     engine.counters.add("bytes", "loaded", sum(loaded))
     if sealed:
         engine.counters.add("sealed", "loaded", sum(outcomes[index].good for index in sealed))
-    count(engine, "loads", tally(outcomes))
+    count(engine, "loads", outcomes)
 
 
 def _read_run(engine: Engine, deadline: float, run: Run) -> list[Outcome]:
