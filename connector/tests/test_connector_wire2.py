@@ -14,6 +14,7 @@ import pytest
 
 from hypercache_connector import Client, DaemonUnavailable
 from hypercache_connector.keys import UriMapping
+from hypercache_connector.layouts import Found, Staged
 from hypercache_connector.outcomes import Outcome
 from hypercache_protocol import (
     WIRE_1_0,
@@ -41,9 +42,11 @@ from hypercache_protocol.batches import (
 )
 from hypercache_protocol.messages import (
     ChunkLocation,
+    CommittedReply,
     CommitWrite,
     ErrorReply,
     Evict,
+    EvictedReply,
     HitReply,
     Locate,
     MissReply,
@@ -274,6 +277,38 @@ def test_no_request_is_longer_than_the_daemon_takes_and_none_much_shorter(
     assert max(relay.frame_bytes) <= most_bytes
     assert min(relay.frame_bytes[:-1]) > most_bytes // 3
     client.close()
+
+
+@pytest.mark.parametrize("wire", [WIRE_1_1, WIRE_2_0, WIRE_2_1], ids=str)
+@pytest.mark.parametrize("most", [1, 2, 10])
+def test_many_are_asked_for_alike_on_every_wire(
+    scripted, make: MakeClient, wire: WireVersion, most: int
+) -> None:
+    scripted.stop()
+    scripted.wire = wire
+    scripted.limits = HelloLimits(
+        max_request_bytes=1 << 20, max_reply_bytes=1 << 20, max_in_flight=64, max_batch=most
+    )
+    scripted.start()
+    client = make(scripted.socket_path)
+    names, sizes = ("n/a", "n/b", "n/c", "n/d"), (5 << 20, 6 << 20, 7, 0)
+    staged = client.ask(StageMany(suffixes=names, sizes=sizes))
+    assert [len(each.chunks) for each in staged if isinstance(each, Staged)] == [2, 2, 1, 0]
+    commit = CommitMany(
+        suffixes=names,
+        stage_ids=tuple(str(each.stage_id) for each in staged if isinstance(each, Staged)),
+        local_only=True,
+        checksum_counts=u32(2, 2, 1, 0),
+        checksums=u32(11, 12, 13, 14, 15),
+    )
+    committed = client.ask(commit)
+    assert [each.object_size for each in committed if isinstance(each, CommittedReply)] == [*sizes]
+    found = client.ask(LocateMany(prefix="n/", suffixes=("a", "none", "c", "d", "b"), layouts=True))
+    assert [
+        [chunk.checksum for chunk in each.chunks] if isinstance(each, Found) else each for each in found
+    ] == [[11, 12], MissReply(), [15], [], [13, 14]]
+    assert client.ask(EvictMany(suffixes=("n/b", "none"))) == [EvictedReply(), MissReply()]
+    assert client.ask(EvictMany(suffixes=())) == []
 
 
 def test_a_daemon_that_takes_more_than_this_side_sends_gets_no_more(scripted2, make: MakeClient) -> None:
@@ -704,7 +739,7 @@ def test_unless_stored_is_refused_before_a_daemon_of_2_0_could_drop_it(scripted,
     with pytest.raises(LocalProtocolError, match=r"unless_stored needs wire 2\.1 .* speaks wire 2\.0"):
         client.exchange([request])
     with pytest.raises(DaemonUnavailable, match=r"lacks unless_stored; upgrade it to wire 2\.1"):
-        client.stage_unless_stored([StageWrite(uri="a", size_bytes=1)])
+        client.ask(request, needs=frozenset({"unless_stored"}))
     assert scripted.counted() == {"hello": 2}
 
 

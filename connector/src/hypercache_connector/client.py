@@ -23,7 +23,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from hypercache_protocol import WIRE_1_1, WIRE_2_0, WireVersion
-from hypercache_protocol.messages import Reply, Request, StageWrite
+from hypercache_protocol.batches import BatchRequest
+from hypercache_protocol.messages import Reply, Request
 from hypercache_protocol.versions import LATEST, RELEASED, features_of
 
 from .actions import Actions
@@ -96,15 +97,16 @@ class Client(Actions):
             else []
         )
 
-    def ask(self, requests: Sequence[Request], *, needs: frozenset[str] = frozenset()) -> list[Answer]:
-        """The same as what the replies say, more quickly where there are layouts in them.
+    def ask(self, many: BatchRequest, *, needs: frozenset[str] = frozenset()) -> list[Answer]:
+        """What came of each uri of a batch, in order, whatever wire the daemon speaks; all over one
+        connection and within `timeout_s`. `layouts` of a LocateMany must be on.
 
         Raises:
             DaemonUnavailable, LocalProtocolError: as for `exchange`.
         """
-        return (
-            self._carried_out(lambda connection, by: connection.ask(requests, by), needs) if requests else []
-        )
+        if not many.suffixes:
+            return []
+        return self._carried_out(lambda connection, by: connection.ask(many, by), needs)
 
     def lookup(self, uris: Sequence[str], *, needs: frozenset[str] = frozenset()) -> list[Outcome]:
         """OK for each uri that a load could verify now, else why not; all within `timeout_s`.
@@ -113,19 +115,6 @@ class Client(Actions):
             DaemonUnavailable, LocalProtocolError: as for `exchange`.
         """
         return self._carried_out(lambda connection, by: connection.lookup(uris, by), needs) if uris else []
-
-    def stage_unless_stored(
-        self, requests: Sequence[StageWrite], *, needs: frozenset[str] = frozenset()
-    ) -> list[Answer]:
-        """What came of each request, ALREADY_STORED where an object of that very size is committed and
-        has checksums; all within `timeout_s`. The options of the requests must be the same.
-
-        Raises:
-            DaemonUnavailable, LocalProtocolError: as for `exchange`; also where the daemon can't (wire 2.1).
-        """
-        return self._carried_out(
-            lambda connection, by: connection.stage_unless_stored(requests, by), needs | {"unless_stored"}
-        )
 
     def borrow(self, *, needs: frozenset[str] = frozenset()) -> Connection:
         """A connection for the caller alone, until it gives it back or discards it; `close` breaks it off.

@@ -36,25 +36,21 @@ from hypercache_protocol import (
     WireVersion,
 )
 from hypercache_protocol.batches import (
+    BatchRequest,
     GetPresenceTable,
     Hello,
     HelloLimits,
     HelloReply,
+    LocateMany,
     PresenceTableReply,
 )
-from hypercache_protocol.messages import Locate, Ping, PongReply, Reply, Request, StageWrite
+from hypercache_protocol.messages import Ping, PongReply, Reply, Request
 from hypercache_protocol.negotiation import parsed, spoken
 from hypercache_protocol.session import DEFAULT_LIMITS
 from hypercache_protocol.versions import features_of
 
-from .batching import (
-    Batch,
-    answers_of,
-    batched,
-    replies_of,
-    staged_or_stored,
-    unless_stored_batches,
-)
+from .batch_replies import answers_of, replies_of
+from .batching import Batch, batched, pieces, singles
 from .dialing import connected
 from .layouts import Answer, answer_of, doubt_about
 from .lookups import presence, presence_batch, presence_batches
@@ -169,11 +165,15 @@ class Connection:
             return self._pipelined(requests, deadline)
         return self._in_batches(list(batched(requests, self._limits)), deadline, replies_of)
 
-    def ask(self, requests: Sequence[Request], deadline: float) -> list[Answer]:
-        """The same as what the replies say, more quickly where there are layouts in them."""
+    def ask(self, many: BatchRequest, deadline: float) -> list[Answer]:
+        """What came of each uri of a batch, in order; `layouts` of a LocateMany must be on.
+
+        Raises:
+            DaemonUnavailable, LocalProtocolError: as for `exchange`.
+        """
         if self._limits is None:
-            return list(map(answer_of, self._pipelined(requests, deadline)))
-        return self._in_batches(list(batched(requests, self._limits)), deadline, answers_of)
+            return list(map(answer_of, self._pipelined(singles(many), deadline)))
+        return self._in_batches(list(pieces(many, self._limits)), deadline, answers_of)
 
     def lookup(self, uris: Sequence[str], deadline: float) -> list[Outcome]:
         """OK for each uri that a load could verify now, else why not.
@@ -182,19 +182,9 @@ class Connection:
             DaemonUnavailable, LocalProtocolError: as for `exchange`.
         """
         if self._limits is None:
-            requests = [Locate(uri=uri, auto_ingest=False) for uri in uris]
-            return list(map(doubt_about, self.ask(requests, deadline)))
+            many = LocateMany.trusted(suffixes=tuple(uris), layouts=True)
+            return list(map(doubt_about, self.ask(many, deadline)))
         return self._in_batches(list(presence_batches(uris, self._limits)), deadline, presence)
-
-    def stage_unless_stored(self, requests: Sequence[StageWrite], deadline: float) -> list[Answer]:
-        """What came of each request, ALREADY_STORED among it; only where the daemon has that feature.
-
-        Raises:
-            DaemonUnavailable, LocalProtocolError: as for `exchange`.
-        """
-        limits = self._limits
-        assert limits is not None  # what the feature is for are batches, and those are in frames
-        return self._in_batches(list(unless_stored_batches(requests, limits)), deadline, staged_or_stored)
 
     def presence_table(self, deadline: float) -> PresenceTable | None:
         """The daemon's table, where it has that feature and gives one.

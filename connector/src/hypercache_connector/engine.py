@@ -17,7 +17,8 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from hypercache_protocol import ErrorCode, LocalProtocolError, SyncStatus, Tier
-from hypercache_protocol.messages import ErrorReply, GetWriteStatus, Locate, Request, WriteStatusReply
+from hypercache_protocol.batches import BatchRequest, LocateMany
+from hypercache_protocol.messages import ErrorReply, GetWriteStatus, Reply, Request, WriteStatusReply
 
 from . import checksum
 from .client import Client
@@ -159,11 +160,21 @@ def require_home(engine: Engine, what: str) -> None:
 # -- asking -----------------------------------------------------------------------------------------------
 
 
-def exchanged(
-    engine: Engine, requests: Sequence[Request], needs: frozenset[str] = ANY_DAEMON
-) -> list[Answer]:
-    """What came of each request. A refusal for the daemon's own reasons is logged with its sentence."""
-    answers = answered(engine, len(requests), lambda: engine.client.ask(requests, needs=needs))
+def asked(engine: Engine, many: BatchRequest, needs: frozenset[str] = ANY_DAEMON) -> list[Answer]:
+    """What came of each uri. A refusal for the daemon's own reasons is logged with its sentence."""
+    answers = answered(engine, len(many.suffixes), lambda: engine.client.ask(many, needs=needs))
+    _note_refusals(engine, answers)
+    return answers
+
+
+def exchanged(engine: Engine, requests: Sequence[Request]) -> list[Reply | Outcome]:
+    """What came of each request, of which none asks for layouts. Refusals are logged as above."""
+    replies = answered(engine, len(requests), lambda: engine.client.exchange(requests))
+    _note_refusals(engine, replies)
+    return replies
+
+
+def _note_refusals(engine: Engine, answers: Sequence[Answer]) -> None:
     for answer in answers:
         # By its type, since isinstance asks pydantic, and this looks at every answer.
         if type(answer) is ErrorReply and answer.error_code not in _ORDINARY:
@@ -171,7 +182,6 @@ def exchanged(
                 "refused", "%s: the daemon refuses: %s", engine.client.socket_path, answer.error_message
             )
             break
-    return answers
 
 
 def answered(engine: Engine, count: int, ask: Callable[[], Sequence[_Answer]]) -> list[_Answer | Outcome]:
@@ -196,7 +206,7 @@ def _note_unavailable(engine: Engine, error: DaemonUnavailable) -> None:
 
 def located(engine: Engine, uris: Sequence[str]) -> list[Answer]:
     """Where the daemon says each uri lies; nothing is fetched from a backend."""
-    return exchanged(engine, [Locate(uri=uri, auto_ingest=False) for uri in uris], engine.load_needs)
+    return asked(engine, LocateMany.trusted(suffixes=tuple(uris), layouts=True), engine.load_needs)
 
 
 def committed(engine: Engine, uris: Sequence[str]) -> list[Outcome]:

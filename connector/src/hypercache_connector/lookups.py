@@ -23,7 +23,7 @@ def presence_batches(uris: Sequence[str], limits: HelloLimits) -> Iterator[Batch
     most = max(1, min(limits.max_batch, (limits.max_request_bytes - FRAME_BYTES) // longest_bytes))
     for start in range(0, len(uris), most):
         part = uris[start : start + most]
-        yield _presence_of(*shared_prefix(part), start)
+        yield _presence_of(*shared_prefix(part))
 
 
 def presence_batch(prefix: str, suffixes: tuple[str, ...], limits: HelloLimits) -> Batch | None:
@@ -33,11 +33,11 @@ def presence_batch(prefix: str, suffixes: tuple[str, ...], limits: HelloLimits) 
     size_bytes = FRAME_BYTES + ITEM_BYTES * len(suffixes) + CHARACTER_BYTES * characters
     if not suffixes or len(suffixes) > limits.max_batch or size_bytes > limits.max_request_bytes:
         return None
-    return _presence_of(prefix, suffixes, 0)
+    return _presence_of(prefix, suffixes)
 
 
-def _presence_of(prefix: str, suffixes: tuple[str, ...], start: int) -> Batch:
-    return Batch(LocateMany.trusted(prefix=prefix, suffixes=suffixes), start, len(suffixes))
+def _presence_of(prefix: str, suffixes: tuple[str, ...]) -> Batch:
+    return Batch(LocateMany.trusted(prefix=prefix, suffixes=suffixes), len(suffixes))
 
 
 def presence(batch: Batch, reply: Reply) -> list[Outcome]:

@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hypercache_protocol import SyncStatus
-from hypercache_protocol.messages import CommittedReply, CommitWrite, Evict, StageWrite
+from hypercache_protocol.batches import CommitMany, EvictMany, StageMany
+from hypercache_protocol.layout import U32, packed
+from hypercache_protocol.messages import CommittedReply, CommitWrite
 
 from .checksum import crc32
 from .client import Client
@@ -30,6 +32,7 @@ from .engine import (
     STORE_NEEDS,
     Engine,
     answered,
+    asked,
     committed,
     count,
     exchanged,
@@ -75,23 +78,16 @@ class _Write:
         """The size of the object to be."""
         return self.sealed.size_bytes if self.sealed else self.buffer.size_bytes
 
+    @property
+    def stage_id(self) -> str:
+        """Of what was staged; "" where it has none."""
+        return (self.staged and self.staged.stage_id) or ""
+
     def transfers(self, key_index: int, layout: Sequence[Chunk]) -> list[ChunkTransfer]:
         """What moves it to a layout whose lengths were checked."""
         if self.sealed:
             return self.sealed.transfers(key_index, layout)
         return transfers(key_index, layout, self.buffer)
-
-    def commit(self, *, write_through: bool) -> CommitWrite:
-        """The request that makes the staged write the object."""
-        if self.sealed or not self.staged:
-            return CommitWrite(uri=self.uri)
-        return CommitWrite(
-            uri=self.uri,
-            local_only=not write_through,
-            write_through=write_through,
-            chunk_checksums=tuple(self.checksums),
-            stage_id=self.staged.stage_id,
-        )
 
 
 def store(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> list[Outcome]:
@@ -163,22 +159,22 @@ def _stage_absent(engine: Engine, writes: Sequence[_Write]) -> bool:
     client = engine.client
     if engine.seals or engine.write_through or "unless_stored" not in client.features:
         return False
-    requests = _stage_requests(engine, writes)
-    answers = answered(engine, len(writes), lambda: _staged_unless_stored(client, requests))
+    many = _stage_many(engine, writes).model_copy(update={"unless_stored": True})
+    answers = answered(engine, len(writes), lambda: _staged_unless_stored(client, many))
     if Outcome.DAEMON_TOO_OLD in answers:  # another daemon than the one whose features were known
         return False
     _take_stages(writes, answers)
     return True
 
 
-def _staged_unless_stored(client: Client, requests: Sequence[StageWrite]) -> Sequence[Answer]:
+def _staged_unless_stored(client: Client, many: StageMany) -> Sequence[Answer]:
     try:
-        return client.stage_unless_stored(requests, needs=STORE_NEEDS)
+        return client.ask(many, needs=STORE_NEEDS | {"unless_stored"})
     except DaemonUnavailable as error:
         if error.outcome is not Outcome.DAEMON_TOO_OLD:
             raise
         # Not for the log: the older way comes next, and says itself what it lacks.
-        return [error.outcome] * len(requests)
+        return [error.outcome] * len(many.suffixes)
 
 
 def _stage(engine: Engine, writes: Sequence[_Write]) -> None:
@@ -198,21 +194,18 @@ def _sealed(write: _Write) -> SealedObject:
 
 
 def _stage_with(engine: Engine, writes: Sequence[_Write], needs: frozenset[str]) -> None:
-    _take_stages(writes, exchanged(engine, _stage_requests(engine, writes), needs))
+    _take_stages(writes, asked(engine, _stage_many(engine, writes), needs))
 
 
-def _stage_requests(engine: Engine, writes: Sequence[_Write]) -> list[StageWrite]:
-    return [
-        StageWrite(
-            uri=write.uri,
-            size_bytes=write.size_bytes,
-            auto_flush_s3=False,
-            write_through=engine.write_through,
-            pinned=engine.pinned,
-            tier=engine.tier,
-        )
-        for write in writes
-    ]
+def _stage_many(engine: Engine, writes: Sequence[_Write]) -> StageMany:
+    return StageMany.trusted(
+        suffixes=tuple([write.uri for write in writes]),
+        sizes=tuple([write.size_bytes for write in writes]),
+        auto_flush_s3=False,
+        write_through=engine.write_through,
+        pinned=engine.pinned,
+        tier=engine.tier,
+    )
 
 
 def _take_stages(writes: Sequence[_Write], answers: Sequence[Answer]) -> None:
@@ -269,20 +262,33 @@ def _write_chunk(engine: Engine, transfer: ChunkTransfer, checksum: int) -> int 
 
 
 def _commit(engine: Engine, writes: Sequence[_Write]) -> None:
-    _commit_with(engine, [write for write in writes if not write.sealed], STORE_NEEDS)
-    _commit_with(engine, [write for write in writes if write.sealed], ANY_DAEMON)
+    plain = [write for write in writes if not write.sealed]
+    _take_commits(engine, plain, asked(engine, _commit_many(engine, plain), STORE_NEEDS))
+    sealed = [write for write in writes if write.sealed]
+    _take_commits(engine, sealed, exchanged(engine, [CommitWrite(uri=write.uri) for write in sealed]))
 
 
-def _commit_with(engine: Engine, writes: Sequence[_Write], needs: frozenset[str]) -> None:
-    requests = [write.commit(write_through=engine.write_through) for write in writes]
-    answers = exchanged(engine, requests, needs)
+def _commit_many(engine: Engine, writes: Sequence[_Write]) -> CommitMany:
+    return CommitMany.trusted(
+        suffixes=tuple([write.uri for write in writes]),
+        stage_ids=tuple([write.stage_id for write in writes]),
+        local_only=not engine.write_through,
+        write_through=engine.write_through,
+        checksum_counts=packed([len(write.checksums) for write in writes], U32),
+        checksums=packed([word for write in writes for word in write.checksums], U32),
+    )
+
+
+def _take_commits(engine: Engine, writes: Sequence[_Write], answers: Sequence[Answer]) -> None:
+    stored_bytes = 0
     for write, answer in zip(writes, answers, strict=True):
         done = isinstance(answer, CommittedReply) and answer.object_size == write.size_bytes
         write.outcome = Outcome.OK if done else refusal(answer)
-        if done:
-            engine.counters.add("bytes", "stored", write.buffer.size_bytes)
-            if write.sealed:
-                engine.counters.add("sealed", "stored")
+        stored_bytes += write.buffer.size_bytes if done else 0
+        if done and write.sealed:
+            engine.counters.add("sealed", "stored")
+    if stored_bytes:
+        engine.counters.add("bytes", "stored", stored_bytes)
 
 
 def _give_back(engine: Engine, writes: Sequence[_Write]) -> None:
@@ -291,4 +297,4 @@ def _give_back(engine: Engine, writes: Sequence[_Write]) -> None:
     vain = [write.uri for write in writes if write.staged and write.outcome in _VAIN]
     states = committed(engine, vain)
     staged_only = [uri for uri, state in zip(vain, states, strict=True) if state is Outcome.STAGED]
-    exchanged(engine, [Evict(uri=uri) for uri in staged_only])
+    asked(engine, EvictMany.trusted(suffixes=tuple(staged_only)))

@@ -17,12 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from hypercache_protocol import Tier
-from hypercache_protocol.messages import Evict, EvictedReply
+from hypercache_protocol.batches import EvictMany
+from hypercache_protocol.messages import EvictedReply
 from hypercache_protocol.states import DIRTY
 
 from .checksum import crc32
 from .direct_io import Buffer
-from .engine import Engine, answered, committed, count, exchanged, located, transfer_failed
+from .engine import Engine, answered, asked, committed, count, located, transfer_failed
 from .layouts import Answer, ChunkTransfer, Found, chunks_of, refusal, transfers
 from .outcomes import Outcome
 from .runs import Run, in_runs, mapped
@@ -51,7 +52,7 @@ def lookup(engine: Engine, uris: Sequence[str]) -> list[Outcome]:
 
 def delete(engine: Engine, uris: Sequence[str]) -> list[Outcome]:
     """OK for each uri that was deleted, ABSENT for one that was not there."""
-    replies = exchanged(engine, [Evict(uri=uri) for uri in uris])
+    replies = asked(engine, EvictMany.trusted(suffixes=tuple(uris)))
     outcomes = [Outcome.OK if isinstance(reply, EvictedReply) else refusal(reply) for reply in replies]
     count(engine, "deletes", outcomes)
     return outcomes
@@ -199,5 +200,5 @@ def _heal(engine: Engine, damaged: Sequence[tuple[str, Answer]]) -> None:
     if engine.seals:  # where the daemon tells no state, it may have been another's write under way
         states = committed(engine, still)
         still = [uri for uri, state in zip(still, states, strict=True) if state is Outcome.OK]
-    evicted = exchanged(engine, [Evict(uri=uri) for uri in still])
+    evicted = asked(engine, EvictMany.trusted(suffixes=tuple(still)))
     engine.counters.add("healing", "evicted", sum(isinstance(reply, EvictedReply) for reply in evicted))

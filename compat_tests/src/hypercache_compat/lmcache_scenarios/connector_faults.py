@@ -21,6 +21,7 @@ from hypercache_connector.keys import UriMapping
 from hypercache_connector.lookup_lane import LookupLane
 from hypercache_connector.outcomes import Outcome
 from hypercache_connector.prefixes import shared_prefix
+from hypercache_protocol.batches import CommitMany, StageMany
 from hypercache_protocol.messages import HitReply, Locate
 
 Patch = tuple[object, str, Callable[..., Any]]
@@ -33,7 +34,7 @@ _load, _store, _delete, _uri, _read = (
     UriMapping.uri,
     Devices.read,
 )
-_stage_requests, _commit = storing._stage_requests, storing._Write.commit
+_stage_many, _commit_many = storing._stage_many, storing._commit_many
 _kept: list[Patch] = []
 
 
@@ -138,12 +139,12 @@ def _overwriting(is_on: bool) -> Callable[..., list[Outcome]]:
     return store
 
 
-def _to_the_backend(engine: Engine, writes: Sequence[Any]) -> list[Any]:
-    return [each.model_copy(update={"auto_flush_s3": True}) for each in _stage_requests(engine, writes)]
+def _to_the_backend(engine: Engine, writes: Sequence[Any]) -> StageMany:
+    return _stage_many(engine, writes).model_copy(update={"auto_flush_s3": True})
 
 
-def _not_local(write: Any, *, write_through: bool) -> Any:
-    return _commit(write, write_through=write_through).model_copy(update={"local_only": False})
+def _not_local(engine: Engine, writes: Sequence[Any]) -> CommitMany:
+    return _commit_many(engine, writes).model_copy(update={"local_only": False})
 
 
 def _purge(engine: Engine, uris: Sequence[str]) -> list[Outcome]:
@@ -195,8 +196,8 @@ FAULTS: dict[str, tuple[Patch, ...]] = {
     "stores keep what is there": ((adapter, "store", _overwriting(False)),),
     "stores fail without keys": ((adapter, "store", _not_on_empty),),
     "stores are flushed": (
-        (storing, "_stage_requests", _to_the_backend),
-        (storing._Write, "commit", _not_local),
+        (storing, "_stage_many", _to_the_backend),
+        (storing, "_commit_many", _not_local),
     ),
     "deletes do nothing": ((adapter, "delete", _say_yes),),
     "deletes take all": ((adapter, "delete", _purge),),
