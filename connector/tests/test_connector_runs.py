@@ -251,3 +251,28 @@ def test_a_run_whose_time_has_passed_does_not_begin(
     late = move(one_device.connector._engine, time.monotonic(), row(3, device=scripted.devices[0]))
     assert late == [Outcome.TRANSFER_LATE] * 3
     assert calls == []
+
+
+def test_a_run_is_one_to_the_gate_with_all_its_bytes(one_device, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = one_device.connector._engine.gate
+    loading, writing = gate.loading, gate.writing
+    seen: list[tuple[float, ...]] = []
+    monkeypatch.setattr(gate, "loading", lambda *sizes: void(seen.append(sizes)) or loading(*sizes))
+    monkeypatch.setattr(gate, "writing", lambda size, by: void(seen.append((size,))) or writing(size, by))
+    with loading(1, 1):
+        assert one_device.store(KEYS, [pages(os.urandom(OBJECT_BYTES)) for _ in KEYS]).ok
+    assert one_device.load(KEYS, [pages() for _ in KEYS]) == [True] * len(KEYS)
+    whole = OBJECT_BYTES * len(KEYS)
+    assert seen == [(whole,), (1, whole)]
+
+
+def void(_: object) -> None:
+    return None
+
+
+def test_each_chunk_of_a_run_is_told_that_the_gate_was_closed(one_device, scripted) -> None:
+    engine = one_device.connector._engine
+    with engine.gate.loading(1, 1):
+        engine.gate.close()
+        run = row(3, device=scripted.devices[0])
+        assert _write_in_turn(engine, time.monotonic() + 30, run) == [Outcome.CLOSED] * 3
