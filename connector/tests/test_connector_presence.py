@@ -448,8 +448,9 @@ def test_another_process_looks_nothing_up(daemon, connect, monkeypatch: pytest.M
     assert driver.wait(waiting).result_bools == HALF
 
 
-def test_a_close_fails_what_still_waits_for_a_look(daemon, connect) -> None:
+def test_a_close_fails_what_still_waits_for_a_look_and_nothing_else(daemon, connect) -> None:
     driver = with_table(connect(daemon.socket_path))
+    driver.exists(KEYS)
     waiting = driver.connector.submit_batch_exists(KEYS)
     driver.connector.close()
     (left,) = driver.connector.drain_completions()
