@@ -80,6 +80,16 @@ def test_it_has_what_the_object_table_has(
         agree(table, objects)
 
 
+def test_a_table_is_published_and_loaded_before_anything_is_in_it() -> None:
+    kept = ObjectTable()
+    kept.put(stored("a", verifiable=True))
+    with pytest.raises(AssertionError, match="published before anything is here"):
+        kept.publish(PresenceWords(view(1)))
+    with pytest.raises(AssertionError, match="loaded before anything is here"):
+        kept.load({}, np.empty(0, np.bool_))
+    assert kept.uris() == ["a"]
+
+
 def cache_with(table: TableView) -> Cache:
     pool = Pool(Tier.NVME, Allocator({0: 16 << 20}, 0), Lru(), quarantine_share=0)
     cache = Cache({Tier.NVME: pool}, epoch=1, times=Times())
