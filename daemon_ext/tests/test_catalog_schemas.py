@@ -73,9 +73,9 @@ OBJECTS = [
     ),
 ]
 HOLDS = [
-    AddHold("10000000005", Tier.NVME, (Extent(1, 1 << 33, CHUNK),), writer=True),
-    AddHold("10000000005", Tier.NVME, (Extent(2, 1 << 33, 1),), writer=True, part=1),
-    AddHold("10000000006", Tier.RAM, (Extent((1 << 40) + 1, 0, 7),), writer=False),
+    AddHold("10000000005", Tier.NVME, packed([Extent(1, 1 << 33, CHUNK)]), writer=True),
+    AddHold("10000000005", Tier.NVME, packed([Extent(2, 1 << 33, 1)]), writer=True, part=1),
+    AddHold("10000000006", Tier.RAM, packed([Extent((1 << 40) + 1, 0, 7)]), writer=False),
 ]
 WORD = Remember("failed devices", '{"1": "it was missing"}')
 

@@ -18,7 +18,7 @@ from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Mess
 
 from hypercache_compat.daemon_process import run_refused
 from hypercache_daemon.catalog_rows import AddHold, hold_row
-from hypercache_daemon.core.allocator import Extent
+from hypercache_daemon.core.extents import Extent, packed
 from hypercache_protocol.fields import Tier
 
 URI = "hypercache://a/b"
@@ -178,7 +178,7 @@ def test_a_catalog_that_does_not_fit_the_devices_is_refused(forks: Forks, short_
         place = client.ask("locate", uri=URI)["chunk_layout"][0]
         os.kill(daemon.pid, signal.SIGTERM)
         daemon.wait()
-    hold = AddHold("x", Tier.NVME, (Extent(0, place["offset"], 4096),), writer=True)
+    hold = AddHold("x", Tier.NVME, packed([Extent(0, place["offset"], 4096)]), writer=True)
     connection = sqlite3.connect(short_dir / "pool" / "catalog.sqlite")
     connection.execute("INSERT INTO holds VALUES (?, ?, ?, ?, ?, ?)", hold_row(hold))
     connection.commit()

@@ -163,7 +163,7 @@ COMMITS = {"calls": ("execute",), "caller": "__exit__"}
 SWEEPS = {
     "before each transaction becomes durable": KillAt(0, event="c_call", **COMMITS),
     "after it did and before anybody knows": KillAt(0, event="c_return", **COMMITS),
-    "amid a transaction": KillAt(0, event="c_return", calls=("execute",), caller="_apply_one"),
+    "amid a transaction": KillAt(0, event="c_return", calls=("executemany",), caller="_apply"),
 }
 STRIDES = {"amid a transaction": 5}  # SQLite takes back the whole transaction, so one place is like another
 

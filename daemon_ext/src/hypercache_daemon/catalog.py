@@ -15,11 +15,11 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import trio
 
@@ -37,6 +37,7 @@ from .catalog_rows import (
     read_holds,
     read_records,
 )
+from .hold_rows import HoldRows
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Catalog:
         self._queue: list[_Entry] = []
         self._wake = trio.Event()
         self._closed = False
+        self._hold_rows = HoldRows()
         self._thread = trio.CapacityLimiter(1)  # its own: no slow disk or backend may take it
 
     # -- opening, before Trio runs anything else -------------------------------------------------------
@@ -247,9 +249,14 @@ class Catalog:
         if not changes:
             return
         durable = not all(change.casual for change in changes)
-        with _transaction(self._connection, durable=durable):
-            for change in changes:
-                _apply_one(self._connection, change)
+        try:
+            with _transaction(self._connection, durable=durable):
+                for statement, rows in _steps(changes, self._hold_rows):
+                    self._connection.executemany(statement, rows)
+        except BaseException:
+            self._hold_rows.take_back()
+            raise
+        self._hold_rows.keep()
         self.transactions += 1
 
 
@@ -399,18 +406,31 @@ def _migrate(connection: sqlite3.Connection) -> None:
 
 
 _PUT = f"INSERT OR REPLACE INTO objects ({OBJECT_COLUMNS}) VALUES (?, ?, ?)"
+_DELETE = "DELETE FROM objects WHERE uri=?"
 _ADD_HOLD = f"INSERT OR REPLACE INTO holds ({HOLD_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
+_DROP_HOLD = "DELETE FROM holds WHERE hold_id=?"
+_REMEMBER = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
+
+_Step: TypeAlias = tuple[str, Iterable[tuple[object, ...]]]
+"""A statement, and the rows that it is for."""
 
 
-def _apply_one(connection: sqlite3.Connection, change: Change) -> None:
-    match change:
-        case Put(stored):
-            connection.execute(_PUT, object_row(stored))
-        case Delete(uri):
-            connection.execute("DELETE FROM objects WHERE uri=?", (uri,))
-        case AddHold():
-            connection.execute(_ADD_HOLD, hold_row(change))
-        case DropHold(hold_id):
-            connection.execute("DELETE FROM holds WHERE hold_id=?", (hold_id,))
-        case Remember(name, value):
-            connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+def _steps(changes: Iterable[Change], holds: HoldRows) -> Iterator[_Step]:
+    """What makes these changes, in their order: those of one kind that come together are one step."""
+    for kind, alike in groupby(changes, type):
+        yield from _STEPS[kind](alike, holds)
+
+
+def _drop_holds(drops: Iterable[DropHold], holds: HoldRows) -> Iterator[_Step]:
+    unneeded, changed = holds.drop(drop.hold_id for drop in drops)
+    yield _DROP_HOLD, [(row_id,) for row_id in unneeded]
+    yield _ADD_HOLD, map(hold_row, changed)
+
+
+_STEPS: dict[type[Change], Callable[[Iterator[Any], HoldRows], Iterable[_Step]]] = {
+    Put: lambda puts, _: [(_PUT, [object_row(put.stored) for put in puts])],
+    Delete: lambda deletes, _: [(_DELETE, [(delete.uri,) for delete in deletes])],
+    AddHold: lambda adds, holds: [(_ADD_HOLD, map(hold_row, holds.add(adds)))],
+    DropHold: _drop_holds,
+    Remember: lambda words, _: [(_REMEMBER, [(word.name, word.value) for word in words])],
+}

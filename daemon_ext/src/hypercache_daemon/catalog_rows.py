@@ -7,58 +7,56 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
 from hypercache_protocol.fields import Tier
 
-from .core.extents import Extent, packed, unpacked
+from .core.extents import Extent, unpacked
 from .core.objects import StoredObject
 from .core.records import record_of
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(NamedTuple):
     """Write an object, over the one with its uri if there is one."""
 
     stored: StoredObject
     casual: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(NamedTuple):
     """Forget an object."""
 
     uri: str
     casual: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AddHold:
+class AddHold(NamedTuple):
     """Blocks without an owner that must not be handed out. A power loss ends their writers and readers
     too, so this needs to survive no more than the daemon's own death: it is casual. A hold may come in
     parts, as a streamed write does."""
 
     hold_id: str
     tier: Tier
-    extents: tuple[Extent, ...]
+    packed_extents: bytes
     writer: bool
     part: int = 0
     casual: bool = True
 
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        return unpacked(self.packed_extents)
 
-@dataclass(frozen=True, slots=True)
-class DropHold:
+
+class DropHold(NamedTuple):
     """The blocks of a hold are free, or have an owner."""
 
     hold_id: str
     casual: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Remember:
+class Remember(NamedTuple):
     """Keep a word for the daemons after this one, in the place of the one of that name."""
 
     name: str
@@ -92,7 +90,7 @@ def read_records(rows: Sequence[tuple[str, bytes, int]]) -> Iterable[tuple[str, 
 
 def hold_row(hold: AddHold) -> tuple[object, ...]:
     """A hold's row, in the order of HOLD_COLUMNS."""
-    values = (hold.hold_id, hold.part, hold.tier.value, packed(hold.extents), int(hold.writer))
+    values = (hold.hold_id, hold.part, hold.tier.value, hold.packed_extents, int(hold.writer))
     return (*values, _values_crc(values))
 
 
@@ -102,7 +100,7 @@ def read_holds(rows: Sequence[tuple[Any, ...]]) -> list[AddHold]:
         if _values_crc((hold_id, *others)) != crc:
             raise _changed(hold_id)
     return [
-        AddHold(hold_id, _TIERS[tier], unpacked(extents), bool(writer), part)
+        AddHold(hold_id, _TIERS[tier], extents, bool(writer), part)
         for hold_id, part, tier, extents, writer, _ in rows
     ]
 

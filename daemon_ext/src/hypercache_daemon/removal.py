@@ -12,7 +12,7 @@ from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
 from .catalog import CatalogError
-from .catalog_rows import Change, Delete
+from .catalog_rows import Delete
 from .core.cache import Room
 from .core.objects import StoredObject
 from .store import Store, hold_change
@@ -164,10 +164,9 @@ class Remover:
         if not found:
             return []
         now = store.clock()
-        changes: list[Change] = []
-        for stored in found:
-            changes += [Delete(stored.uri), hold_change(store.cache.plan_hold(stored, now))]
-        await store.make_durable(changes)
+        deletes = [Delete(stored.uri) for stored in found]
+        holds = [hold_change(store.cache.plan_hold(stored, now)) for stored in found]
+        await store.make_durable([*deletes, *holds])
         for stored in found:
             store.cache.apply_remove(stored.uri, now)
         return found

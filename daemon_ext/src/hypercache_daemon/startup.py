@@ -26,7 +26,7 @@ from .core.cache import Cache, Times
 from .core.capacities import Capacities, Capacity
 from .core.eviction import EvictionPolicy, Lru
 from .core.eviction_return_rate import ReturnRate
-from .core.extents import end_on, packed
+from .core.extents import end_on
 from .core.objects import Hold, StoredObject
 from .core.pool import Pool
 from .core.presence import PresenceWords
@@ -218,7 +218,7 @@ def _restarted(hold: AddHold, now: float, config: Config) -> Hold:
     """A hold as it goes on after a restart. Its time starts anew: clocks don't survive, and a writer that
     knows nothing of the restart may go on as long as a staged write lives."""
     rest_s = config.stage_expiry_s if hold.writer else config.quarantine_s
-    return Hold(hold.hold_id, hold.tier, packed(hold.extents), now + rest_s, shortenable=not hold.writer)
+    return Hold(hold.hold_id, hold.tier, hold.packed_extents, now + rest_s, shortenable=not hold.writer)
 
 
 # -- the RAM tier --------------------------------------------------------------------------------------

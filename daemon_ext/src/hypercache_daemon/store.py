@@ -21,6 +21,7 @@ from .catalog import Catalog
 from .catalog_rows import AddHold, Change, DropHold
 from .core.allocator import Extent
 from .core.cache import Cache, Times
+from .core.extents import packed
 from .core.objects import Hold, StagedWrite
 from .direct_reads import read_direct
 from .locks import UriLocks
@@ -196,11 +197,10 @@ class Store:
 
 def hold_change(hold: Hold) -> AddHold:
     """The catalog's record of a hold."""
-    return AddHold(hold.hold_id, hold.tier, hold.extents, writer=not hold.shortenable)
+    return AddHold(hold.hold_id, hold.tier, hold.packed_extents, not hold.shortenable)
 
 
 def writer_hold(staged: StagedWrite, first: int) -> AddHold:
     """The catalog's record of a staged write's blocks from number `first` on: were the daemon to die, the
     writer may still be writing to them."""
-    extents = tuple(staged.extents[first:])
-    return AddHold(staged.stage_id, staged.tier, extents, writer=True, part=first)
+    return AddHold(staged.stage_id, staged.tier, packed(staged.extents[first:]), True, first)

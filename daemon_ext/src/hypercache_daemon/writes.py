@@ -16,7 +16,7 @@ from hypercache_protocol.states import DIRTY, StateEvent
 
 from .access import DeviceError
 from .catalog import CatalogError
-from .catalog_rows import Change, DropHold, Put
+from .catalog_rows import AddHold, DropHold, Put
 from .core.allocator import Extent
 from .core.cache import Room, StageOptions, Want
 from .core.extents import rounded_up
@@ -362,21 +362,18 @@ class Writer:
             return
         store = self.store
         now = store.clock()
-        changes: list[Change] = []
-        for staged, stored in planned:
-            changes += self._swap_changes(staged, stored, now)
-        await store.make_durable(changes)
+        puts: list[Put] = []
+        holds: list[AddHold] = []
+        for _, stored in planned:
+            replaced = store.cache.owner(stored.uri)
+            if replaced is not None:
+                holds.append(hold_change(store.cache.plan_hold(replaced, now)))
+            # What a power loss would bring back is a miss, unless blocks changed hands.
+            puts.append(Put(stored, casual=replaced is None and stored.state not in DIRTY))
+        drops = [DropHold(staged.stage_id) for staged, _ in planned]
+        await store.make_durable([*puts, *drops, *holds])
         for staged, stored in planned:
             store.cache.apply_commit(staged, stored, now)
-
-    def _swap_changes(self, staged: StagedWrite, stored: StoredObject, now: float) -> list[Change]:
-        replaced = self.store.cache.owner(stored.uri)
-        # What a power loss would bring back is a miss, unless blocks changed hands.
-        casual = replaced is None and stored.state not in DIRTY
-        changes: list[Change] = [Put(stored, casual), DropHold(staged.stage_id)]
-        if replaced is not None:
-            changes.append(hold_change(self.store.cache.plan_hold(replaced, now)))
-        return changes
 
     async def _through(
         self, index: int, stored: StoredObject, results: dict[int, StoredObject | DaemonError]
