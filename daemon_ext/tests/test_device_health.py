@@ -608,7 +608,7 @@ async def test_what_is_deleted_while_others_are_given_back_stays_so(
         give_back = cache.give_back
 
         def and_delete_the_other(uri: str) -> Any:
-            cache.apply_remove("deleted", 0)
+            cache.apply_removes(["deleted"], 0)
             return give_back(uri)
 
         monkeypatch.setattr(cache, "give_back", and_delete_the_other)

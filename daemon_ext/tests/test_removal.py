@@ -7,7 +7,6 @@ import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -257,7 +256,7 @@ async def test_a_background_eviction_that_cannot_be_written_down_evicts_nothing_
         with no_file_may_grow():
             cache = daemon.parts.store.cache
             for stored in cache.objects():  # unpinned, and nobody has noticed
-                cache.apply_change(replace(stored, pinned=False))
+                cache.apply_change(stored._replace(pinned=False))
             daemon.parts.remover.check_watermarks(uris)
             await eventually(lambda: "eviction from the nvme pool waits" in caplog.text)
             assert await present(client, uris) == uris

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -389,7 +388,7 @@ def break_layout(daemon: Daemon, uri: str) -> None:
     cache = daemon.parts.store.cache
     stored = cache.get(uri)
     assert stored is not None
-    cache.apply_change(replace(stored, packed_checksums=packed_checksums((1, 2, 3))))
+    cache.apply_change(stored._replace(packed_checksums=packed_checksums((1, 2, 3))))
 
 
 async def test_many_requests_in_one_piece_are_answered_in_order(short_dir: Path) -> None:

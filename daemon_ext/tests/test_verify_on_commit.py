@@ -28,9 +28,10 @@ from daemon_harness import (
 from frames import framed, layouts_of
 
 from hypercache_daemon.access import DeviceError
+from hypercache_daemon.core.objects import packed_checksums
 from hypercache_daemon.direct_reads import read_direct
+from hypercache_daemon.orders import CommitOrder
 from hypercache_daemon.removal import run_janitor
-from hypercache_protocol.messages import CommitWrite
 
 URI = "hypercache://a/b"
 TIERS = pytest.mark.parametrize("tier", ["nvme", "ram"])
@@ -116,18 +117,15 @@ async def test_others_are_served_while_a_commit_is_read_back(short_dir: Path) ->
 
 
 async def test_nothing_of_a_batch_expires_while_the_rest_of_it_is_read_back(short_dir: Path) -> None:
-    async with running(short_dir, stage_expiry_s=100, quarantine_s=50) as daemon:
+    async with running(short_dir, verify_on_commit=True, stage_expiry_s=100, quarantine_s=50) as daemon:
         client, parts = await daemon.connect(), daemon.parts
         for uri in ("first", "second", "idle"):
             await client.stage(uri, uri.encode())
-        digest = hashlib.sha256(b"second").hexdigest()
-        batch = [
-            CommitWrite(uri="first", local_only=True),
-            CommitWrite(uri="second", local_only=True, sha256=digest),
-        ]
+        checksums = [None, packed_checksums(sums_of(b"second"))]
+        order = CommitOrder(("first", "second"), (None, None), checksums, True, False, 1)
         async with trio.open_nursery() as nursery:
             with no_checking(daemon):
-                nursery.start_soon(parts.handlers.writer.commit, batch, 1)
+                nursery.start_soon(parts.handlers.writer.commit, order)
                 await eventually(lambda: parts.store.hashing.statistics().tasks_waiting)
                 daemon.ahead_s = 1000
                 nursery.start_soon(run_janitor, parts.store, 0)

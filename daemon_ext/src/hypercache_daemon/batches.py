@@ -6,7 +6,7 @@ Each uri has a result of its own; a batch as a whole is refused only where its c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import accumulate, repeat
 from operator import is_not
 from typing import TypeAlias, TypeVar
 
@@ -33,12 +33,14 @@ from hypercache_protocol.layout import (
     packed,
     packed_bits,
     unpacked,
+    values_in,
 )
-from hypercache_protocol.messages import CommitWrite, StageWrite
 from hypercache_protocol.states import SyncStatus
 
+from .core.cache import StageOptions
 from .core.objects import StagedWrite, StoredObject
 from .errors import DaemonError
+from .orders import CommitOrder, StageOrder
 from .store import Store
 
 _T = TypeVar("_T")
@@ -126,21 +128,15 @@ def _stored(store: Store, request: StageMany) -> Sequence[StoredObject | None]:
     ]
 
 
-def stage_requests(request: StageMany, settled: Sequence[Staged | None]) -> list[StageWrite]:
-    """The single requests for the uris that nothing settles."""
-    return [
-        StageWrite.trusted(
-            uri=uri,
-            size_bytes=size_bytes,
-            is_leader=request.is_leader,
-            auto_flush_s3=request.auto_flush_s3,
-            write_through=request.write_through,
-            pinned=request.pinned,
-            tier=request.tier,
-        )
-        for uri, size_bytes, result in zip(request.uris(), request.sizes, settled, strict=True)
-        if result is None
-    ]
+def stage_order(request: StageMany, settled: Sequence[Staged | None], connection_id: int) -> StageOrder:
+    """What is to be staged: all uris that nothing settles."""
+    return StageOrder(
+        not_refused(request.uris(), settled),
+        not_refused(request.sizes, settled),
+        StageOptions(request.auto_flush_s3, request.write_through, request.pinned),
+        request.tier,
+        connection_id,
+    )
 
 
 def still_stored(store: Store, results: Sequence[Staged]) -> list[Staged | None]:
@@ -179,36 +175,36 @@ def staged_reply(store: Store, results: Sequence[Staged], *, tells_stored: bool)
 # -- committing and evicting ---------------------------------------------------------------------------
 
 
-def commit_requests(request: CommitMany) -> list[CommitWrite]:
-    """The single requests.
+def commit_order(
+    request: CommitMany, forbidden: Sequence[DaemonError | None], connection_id: int
+) -> CommitOrder:
+    """What is to be committed: all uris that are not forbidden.
 
     Raises:
         InvalidMessage: the columns don't fit each other.
     """
     count = len(request.suffixes)
     _check_count("stage_ids", len(request.stage_ids), count)
-    return [
-        CommitWrite.trusted(
-            uri=uri,
-            write_through=request.write_through,
-            local_only=request.local_only,
-            chunk_checksums=checksums,
-            stage_id=stage_id,
-        )
-        for uri, stage_id, checksums in zip(
-            request.uris(), request.stage_ids, _checksums(request, count), strict=True
-        )
-    ]
+    return CommitOrder(
+        not_refused(request.uris(), forbidden),
+        not_refused(request.stage_ids, forbidden),
+        not_refused(_checksums(request, count), forbidden),
+        request.local_only,
+        request.write_through,
+        connection_id,
+    )
 
 
-def _checksums(request: CommitMany, count: int) -> list[tuple[int, ...] | None]:
+def _checksums(request: CommitMany, count: int) -> Sequence[bytes | None]:
+    """Those of each uri, packed."""
     if request.checksums is None or request.checksum_counts is None:
         if request.checksums is not request.checksum_counts:
             raise InvalidMessage("commit_many: give both checksums and checksum_counts, or neither")
         return [None] * count
     counts = unpacked("checksum_counts", request.checksum_counts, U32, count)
-    words = iter(unpacked("checksums", request.checksums, U32, sum(counts)))
-    return [tuple([next(words) for _ in range(number)]) for number in counts]
+    words = values_in("checksums", request.checksums, U32, sum(counts)).tobytes()
+    ends = [U32.itemsize * end for end in accumulate(counts)]
+    return [words[end - U32.itemsize * number : end] for end, number in zip(ends, counts, strict=True)]
 
 
 def committed_reply(results: Sequence[StoredObject | DaemonError]) -> CommittedMany:
@@ -230,8 +226,8 @@ def evicted_reply(results: Sequence[bool | DaemonError]) -> EvictedMany:
     )
 
 
-def not_refused(items: Sequence[_T], refusals: Sequence[DaemonError | None]) -> list[_T]:
-    """Those whose refusal is None, in order."""
+def not_refused(items: Sequence[_T], refusals: Sequence[object | None]) -> list[_T]:
+    """Those whose refusal, or whatever else settles them, is None, in order."""
     return [item for item, refusal in zip(items, refusals, strict=True) if refusal is None]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypercache_protocol.batches import (
@@ -56,11 +56,13 @@ from hypercache_protocol.states import SyncStatus
 from . import batches
 from .catalog import CatalogError
 from .catalog_rows import Put
-from .core.objects import StagedWrite, StoredObject
+from .core.cache import StageOptions
+from .core.objects import StagedWrite, StoredObject, packed_checksums
 from .errors import DaemonError, sole
 from .flusher import Flusher
 from .identity import Identity
 from .ingest import Ingester
+from .orders import CommitOrder, StageOrder
 from .presence_table import SharedTable
 from .removal import Remover
 from .rights import Rights
@@ -200,9 +202,9 @@ class Handlers:
             stored = store.cache.get(uri)
             if stored is None or stored.pinned == pinned:
                 return stored
-            await store.make_durable([Put(replace(stored, pinned=pinned))])
+            await store.make_durable([Put(stored._replace(pinned=pinned))])
             # An upload may have changed the state meanwhile; the lock keeps the object itself in place.
-            now = replace(store.cache.get(uri) or stored, pinned=pinned)
+            now = (store.cache.get(uri) or stored)._replace(pinned=pinned)
             store.cache.apply_change(now)
             return now
 
@@ -218,7 +220,9 @@ class Handlers:
     # -- writing ---------------------------------------------------------------------------------------
 
     async def _stage_write(self, request: StageWrite, caller: Caller) -> Reply:
-        staged = sole(await self.writer.stage([request], caller.connection_id))
+        options = StageOptions(request.auto_flush_s3, request.write_through, request.pinned)
+        order = StageOrder([request.uri], [request.size_bytes], options, request.tier, caller.connection_id)
+        staged = sole(await self.writer.stage(order))
         return self._staged_reply(staged, 0)
 
     async def _append_write(self, request: AppendWrite, caller: Caller) -> Reply:
@@ -234,7 +238,16 @@ class Handlers:
         )
 
     async def _commit_write(self, request: CommitWrite, caller: Caller) -> Reply:
-        stored = sole(await self.writer.commit([request], caller.connection_id))
+        order = CommitOrder(
+            [request.uri],
+            [request.stage_id],
+            [packed_checksums(request.chunk_checksums)],
+            bool(request.local_only),
+            request.write_through,
+            caller.connection_id,
+            request.sha256,
+        )
+        stored = sole(await self.writer.commit(order))
         return CommittedReply.trusted(
             object_size=stored.size_bytes, sync_status=stored.announced, generation=stored.generation
         )
@@ -260,8 +273,8 @@ class Handlers:
         forbidden = caller.rights.refusals("stage_many", request.uris())
         settled = batches.settled_at_once(self.store, request, forbidden)
         while True:
-            requests = batches.stage_requests(request, settled)
-            staged = iter(await self.writer.stage(requests, caller.connection_id))
+            order = batches.stage_order(request, settled, caller.connection_id)
+            staged = iter(await self.writer.stage(order))
             results = [result or next(staged) for result in settled]
             # What was stored may have been evicted to make room: then it is to be staged as well.
             settled = batches.still_stored(self.store, results)
@@ -270,8 +283,8 @@ class Handlers:
 
     async def _commit_many(self, request: CommitMany, caller: Caller) -> Reply:
         forbidden = caller.rights.refusals("commit_many", request.uris())
-        requests = batches.not_refused(batches.commit_requests(request), forbidden)
-        committed = iter(await self.writer.commit(requests, caller.connection_id))
+        order = batches.commit_order(request, forbidden, caller.connection_id)
+        committed = iter(await self.writer.commit(order))
         return batches.committed_reply([refusal or next(committed) for refusal in forbidden])
 
     async def _evict_many(self, request: EvictMany, caller: Caller) -> Reply:

@@ -18,14 +18,15 @@ import trio
 
 from hypercache_protocol.errors import ErrorCode
 from hypercache_protocol.fields import Tier
-from hypercache_protocol.messages import StageWrite
 from hypercache_protocol.states import StateEvent
 
 from .access import DeviceError
 from .backend import Backend, BackendError, Target
 from .catalog import CatalogError
-from .core.objects import StagedWrite, StoredObject
+from .core.cache import StageOptions
+from .core.objects import StagedWrite, StoredObject, packed_checksums
 from .errors import DaemonError, sole
+from .orders import StageOrder
 from .store import Store
 from .writes import Writer
 
@@ -113,8 +114,8 @@ class Ingester:
         size_bytes, pieces = await trio.to_thread.run_sync(
             self.backend.download, source, abandon_on_cancel=True
         )
-        request = StageWrite(uri=uri, size_bytes=size_bytes, auto_flush_s3=False, tier=tier)
-        staged = sole(await self.writer.stage([request], None))
+        options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+        staged = sole(await self.writer.stage(StageOrder([uri], [size_bytes], options, tier, None)))
         committed = False
         try:
             # Cancelled only when the daemon ends: then no source that hangs may keep it.
@@ -151,7 +152,9 @@ class Ingester:
             cache = self.store.cache
             if staged.overtaken or cache.get(staged.uri) or cache.withholds_the_newest(staged.uri):
                 return False
-            stored = self.store.cache.plan_commit(staged, StateEvent.INGESTED, checksums=checksums)
+            stored = self.store.cache.plan_commit(
+                staged, StateEvent.INGESTED, checksums=packed_checksums(checksums)
+            )
             await self.writer.swap_in([(staged, stored)])
         self.ingested_objects += 1
         self.ingested_bytes += stored.size_bytes

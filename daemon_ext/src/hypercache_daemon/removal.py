@@ -167,8 +167,7 @@ class Remover:
         deletes = [Delete(stored.uri) for stored in found]
         holds = [hold_change(store.cache.plan_hold(stored, now)) for stored in found]
         await store.make_durable([*deletes, *holds])
-        for stored in found:
-            store.cache.apply_remove(stored.uri, now)
+        store.cache.apply_removes([stored.uri for stored in found], now)
         return found
 
 

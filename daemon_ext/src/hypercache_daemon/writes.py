@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -11,18 +11,25 @@ import trio
 
 from hypercache_protocol.errors import ErrorCode
 from hypercache_protocol.fields import CHUNK_SIZE, Tier
-from hypercache_protocol.messages import AppendWrite, CommitWrite, StageWrite
+from hypercache_protocol.messages import AppendWrite
 from hypercache_protocol.states import DIRTY, StateEvent
 
 from .access import DeviceError
 from .catalog import CatalogError
 from .catalog_rows import AddHold, DropHold, Put
 from .core.allocator import Extent
-from .core.cache import Room, StageOptions, Want
+from .core.cache import Room, Want
 from .core.extents import rounded_up
-from .core.objects import NoRoom, StagedWrite, StoredObject
+from .core.objects import (
+    NoRoom,
+    StagedWrite,
+    StoredObject,
+    checksum_count,
+    unpacked_checksums,
+)
 from .errors import DaemonError
 from .flusher import Flusher
+from .orders import CommitOrder, StageOrder
 from .refusals import (
     no_backend,
     no_space,
@@ -53,21 +60,19 @@ class Writer:
     keeps_unflushed: bool = False
     """Without a backend, what was committed to be flushed to one is never evicted."""
 
-    async def stage(
-        self, requests: Sequence[StageWrite], connection_id: int | None
-    ) -> list[StagedWrite | DaemonError]:
+    async def stage(self, order: StageOrder) -> list[StagedWrite | DaemonError]:
         """Blocks for each new write, or why there are none: no space, or a write-through that no backend
-        would take. `connection_id` None is the daemon itself."""
+        would take."""
         results: dict[int, StagedWrite | DaemonError] = {}
-        for index, request in enumerate(requests):
-            if request.write_through and (refusal := self._no_backend(request.uri)):
-                results[index] = refusal
+        if order.options.write_through:
+            refusals = enumerate(map(self._no_backend, order.uris))
+            results |= {index: refusal for index, refusal in refusals if refusal is not None}
         self.store.release_due()
         try:
-            await self._stage_all(requests, connection_id, results)
+            await self._stage_all(order, results)
         except (CatalogError, OSError) as error:
-            refuse_rest(results, range(len(requests)), "stage_write", error)
-        return [results[index] for index in range(len(requests))]
+            refuse_rest(results, range(len(order.uris)), "stage_write", error)
+        return [results[index] for index in range(len(order.uris))]
 
     async def append(
         self, request: AppendWrite, connection_id: int
@@ -91,9 +96,7 @@ class Writer:
             raise self._no_space(appended)
         return appended
 
-    async def commit(
-        self, requests: Sequence[CommitWrite], connection_id: int
-    ) -> list[StoredObject | DaemonError]:
+    async def commit(self, order: CommitOrder) -> list[StoredObject | DaemonError]:
         """Make each staged write the object, durably; with write-through, in the backend too.
 
         Each is refused by itself where nothing is staged, the request contradicts itself or the layout,
@@ -101,10 +104,10 @@ class Writer:
         backend (the object is committed here and goes on trying, unless it was removed meanwhile).
         """
         results: dict[int, StoredObject | DaemonError] = {}
-        for indexes in _rounds_of_distinct([request.uri for request in requests]):
-            await self._commit_round(requests, indexes, connection_id, results)
-        self.remover.check_watermarks(request.uri for request in requests)
-        return [results[index] for index in range(len(requests))]
+        for indexes in _rounds_of_distinct(order.uris):
+            await self._commit_round(order, indexes, results)
+        self.remover.check_watermarks(order.uris)
+        return [results[index] for index in range(len(order.uris))]
 
     def discard_internal(self, staged: StagedWrite) -> None:
         """Drop what the daemon itself staged."""
@@ -122,65 +125,82 @@ class Writer:
     def _no_backend(self, uri: str) -> DaemonError | None:
         return None if self.flusher.has_target(uri) else no_backend(uri)
 
-    async def _stage_all(
-        self,
-        requests: Sequence[StageWrite],
-        connection_id: int | None,
-        results: dict[int, StagedWrite | DaemonError],
-    ) -> None:
+    async def _stage_all(self, order: StageOrder, results: dict[int, StagedWrite | DaemonError]) -> None:
         """Stage what has no result yet, evicting as much as that takes."""
-        left = [request for index, request in enumerate(requests) if index not in results]
+        left = _without_result(order, results)
         if self.remover.object_room() < len(left):
-            fit = self.store.cache.that_fit_together(list(map(self._want, left)))
+            fit = self.store.cache.that_fit_together([self._want(order, index) for index in left])
             await self.remover.make_object_room(sum(fit))
-        reports = await self._stage(requests, connection_id, results)
+        reports = await self._stage(order, results)
         for _ in range(self._tries):
-            if not reports or not await self._make_room(requests, reports):
+            if not reports or not await self._make_room(order, reports):
                 break
-            reports = await self._stage(requests, connection_id, results)
+            reports = await self._stage(order, results)
         results.update({index: self._no_space(report) for index, report in reports.items()})
 
     async def _stage(
-        self,
-        requests: Sequence[StageWrite],
-        connection_id: int | None,
-        results: dict[int, StagedWrite | DaemonError],
+        self, order: StageOrder, results: dict[int, StagedWrite | DaemonError]
     ) -> dict[int, NoRoom]:
         """Stage what has no result yet; returns what did not fit. It takes the locks of the uris itself:
         an eviction waits for those of others, so none may be held around this."""
-        reports: dict[int, NoRoom] = {}
-        left = [index for index in range(len(requests)) if index not in results]
-        async with self.store.locks.hold_all(requests[index].uri for index in left):
-            fresh: dict[int, StagedWrite] = {}
-            room = self.remover.object_room()
-            for index in left:
-                if len(fresh) >= room:
-                    results[index] = self._too_many_or_too_much(requests[index])
-                    continue
-                staged = self._stage_one(requests[index], connection_id)
-                if isinstance(staged, StagedWrite):
-                    fresh[index] = staged
-                else:
-                    reports[index] = staged
+        left = _without_result(order, results)
+        async with self.store.locks.hold_all([order.uris[index] for index in left]):
+            fresh = self._stage_together(order, left)
+            reports: dict[int, NoRoom] = {}
+            if fresh is None:
+                fresh = {}
+                self._stage_one_by_one(order, left, fresh, reports, results)
             await self._record([(staged, 0) for staged in fresh.values()], self.store.cache.undo_stage)
         results.update(fresh)
         return reports
 
+    def _stage_together(self, order: StageOrder, left: Sequence[int]) -> dict[int, StagedWrite] | None:
+        """All that are left; None where each needs a look of its own."""
+        if self.remover.object_room() < len(left):
+            return None
+        uris, sizes_bytes = (
+            [order.uris[index] for index in left],
+            [order.sizes_bytes[index] for index in left],
+        )
+        fresh = self.store.cache.stage_all(
+            uris,
+            sizes_bytes,
+            self._tier(order.tier),
+            order.connection_id,
+            order.options,
+            self.store.clock(),
+        )
+        return None if fresh is None else dict(zip(left, fresh, strict=True))
+
+    def _stage_one_by_one(
+        self,
+        order: StageOrder,
+        left: Sequence[int],
+        fresh: dict[int, StagedWrite],
+        reports: dict[int, NoRoom],
+        results: dict[int, StagedWrite | DaemonError],
+    ) -> None:
+        room = self.remover.object_room()
+        for index in left:
+            want = self._want(order, index)
+            if len(fresh) >= room:
+                results[index] = self._too_many_or_too_much(want)
+                continue
+            staged = self.store.cache.stage(*want, order.connection_id, order.options, self.store.clock())
+            if isinstance(staged, StagedWrite):
+                fresh[index] = staged
+            else:
+                reports[index] = staged
+
     def _no_space(self, report: NoRoom) -> DaemonError:
         return no_space(report, is_kept_for_good=self.keeps_unflushed)
 
-    def _too_many_or_too_much(self, request: StageWrite) -> DaemonError:
-        report = self.store.cache.misfit(self._want(request))
+    def _too_many_or_too_much(self, want: Want) -> DaemonError:
+        report = self.store.cache.misfit(want)
         return too_many_objects(self.remover.max_objects) if report is None else self._no_space(report)
 
-    def _want(self, request: StageWrite) -> Want:
-        return request.uri, request.size_bytes, self._tier(request.tier)
-
-    def _stage_one(self, request: StageWrite, connection_id: int | None) -> StagedWrite | NoRoom:
-        options = StageOptions(request.auto_flush_s3, request.write_through, request.pinned)
-        tier = self._tier(request.tier)
-        now = self.store.clock()
-        return self.store.cache.stage(request.uri, request.size_bytes, tier, connection_id, options, now)
+    def _want(self, order: StageOrder, index: int) -> Want:
+        return order.uris[index], order.sizes_bytes[index], self._tier(order.tier)
 
     @property
     def _tries(self) -> int:
@@ -188,11 +208,11 @@ class Writer:
         what was made."""
         return _TRIES + self.store.cache.capacities.nesting
 
-    async def _make_room(self, requests: Sequence[StageWrite], reports: Mapping[int, NoRoom]) -> bool:
+    async def _make_room(self, order: StageOrder, reports: Mapping[int, NoRoom]) -> bool:
         """Evict for as much of what did not fit as everything that limits it can hold together; False where
         nothing can be."""
         cache = self.store.cache
-        fit = cache.that_fit_together([self._want(requests[index]) for index in reports])
+        fit = cache.that_fit_together([self._want(order, index) for index in reports])
         wanted: Counter[Room] = Counter()
         for report in compress(reports.values(), fit):
             wanted[cache.room(report)] += rounded_up(report.wanted_bytes)
@@ -246,47 +266,43 @@ class Writer:
     # -- committing ------------------------------------------------------------------------------------
 
     async def _commit_round(
-        self,
-        requests: Sequence[CommitWrite],
-        indexes: Sequence[int],
-        connection_id: int,
-        results: dict[int, StoredObject | DaemonError],
+        self, order: CommitOrder, indexes: Sequence[int], results: dict[int, StoredObject | DaemonError]
     ) -> None:
-        """Commit requests of different uris, all in one transaction."""
-        async with self.store.locks.hold_all(requests[index].uri for index in indexes):
-            planned = await self._planned(requests, indexes, connection_id, results)
+        """Commit staged writes of different uris, all in one transaction."""
+        async with self.store.locks.hold_all([order.uris[index] for index in indexes]):
+            planned = await self._planned(order, indexes, results)
             try:
                 await self.swap_in(list(planned.values()))
             except (CatalogError, OSError) as error:
                 refuse_rest(results, planned, "commit_write", error)
                 return
+        results.update({index: stored for index, (_, stored) in planned.items()})
+        dirty = {index: both for index, both in planned.items() if both[1].state in DIRTY}
+        if not dirty:
+            return
         async with trio.open_nursery() as nursery:
-            for index, (staged, stored) in planned.items():
-                results[index] = stored
-                if _is_through(requests[index], staged):
+            for index, (staged, stored) in dirty.items():
+                if order.is_through(staged):
                     nursery.start_soon(self._through, index, stored, results)
-                elif stored.state in DIRTY:
+                else:
                     self.flusher.submit(stored.uri)
 
     async def _planned(
-        self,
-        requests: Sequence[CommitWrite],
-        indexes: Sequence[int],
-        connection_id: int,
-        results: dict[int, StoredObject | DaemonError],
+        self, order: CommitOrder, indexes: Sequence[int], results: dict[int, StoredObject | DaemonError]
     ) -> dict[int, tuple[StagedWrite, StoredObject]]:
-        """What each request would commit and what that becomes; those that are refused have results."""
+        """What each would commit and what that becomes; those that are refused have results."""
         planned: dict[int, tuple[StagedWrite, StoredObject]] = {}
         for index in indexes:
-            request = requests[index]
+            checksums = order.checksums[index]
             try:
-                staged = self._found(request.uri, connection_id, request.stage_id)
-                self._check_commit(request, staged)
-                await self._check_bytes(request, staged)
+                staged = self._found(order.uris[index], order.connection_id, order.stage_ids[index])
+                self._check_commit(order, staged, checksums)
+                if order.sha256 is not None or (self.verify_on_commit and checksums is not None):
+                    await self._check_bytes(staged, order.sha256, checksums)
             except DaemonError as refusal:
                 results[index] = refusal
                 continue
-            planned[index] = staged, self._plan(request, staged)
+            planned[index] = staged, self._plan(order, staged, checksums)
         return planned
 
     def _found(self, uri: str, connection_id: int, stage_id: str | None) -> StagedWrite:
@@ -295,65 +311,64 @@ class Writer:
             return found
         raise not_staged(found, stage_id)
 
-    def _check_commit(self, request: CommitWrite, staged: StagedWrite) -> None:
-        through = _is_through(request, staged)
-        if through and request.local_only:
+    def _check_commit(self, order: CommitOrder, staged: StagedWrite, checksums: bytes | None) -> None:
+        through = order.is_through(staged)
+        if through and order.local_only:
             raise DaemonError(
                 ErrorCode.CONTRADICTION,
-                f"commit_write: {request.uri} cannot be both local_only and write_through; leave one out",
+                f"commit_write: {staged.uri} cannot be both local_only and write_through; leave one out",
             )
-        if through and (refusal := self._no_backend(request.uri)):
+        if through and (refusal := self._no_backend(staged.uri)):
             raise refusal
-        checksums = request.chunk_checksums
-        if checksums is not None and len(checksums) != len(staged.extents):
+        if checksums is not None and checksum_count(checksums) != len(staged.extents):
             raise DaemonError(
                 ErrorCode.BAD_REQUEST,
-                f"commit_write: chunk_checksums has {len(checksums)} entries and {request.uri} was staged "
-                f"with {len(staged.extents)} chunks; give one CRC-32 per chunk, in layout order",
+                f"commit_write: chunk_checksums has {checksum_count(checksums)} entries and {staged.uri} was "
+                f"staged with {len(staged.extents)} chunks; give one CRC-32 per chunk, in layout order",
             )
 
-    async def _check_bytes(self, request: CommitWrite, staged: StagedWrite) -> None:
+    async def _check_bytes(self, staged: StagedWrite, sha256: str | None, checksums: bytes | None) -> None:
         """Read back what is to be verified, in a worker thread."""
         try:
-            await self._check_sha256(request, staged)
-            await self._check_chunks(request, staged)
+            await self._check_sha256(staged, sha256)
+            await self._check_chunks(staged, checksums)
         except (DeviceError, OSError) as error:
             raise DaemonError(
-                ErrorCode.UNAVAILABLE, f"commit_write: {request.uri} cannot be read back: {error}"
+                ErrorCode.UNAVAILABLE, f"commit_write: {staged.uri} cannot be read back: {error}"
             ) from error
 
-    async def _check_sha256(self, request: CommitWrite, staged: StagedWrite) -> None:
-        if request.sha256 is None:
+    async def _check_sha256(self, staged: StagedWrite, sha256: str | None) -> None:
+        if sha256 is None:
             return
         found = await self.store.sha256_of(staged)
-        if found != request.sha256.lower():
+        if found != sha256.lower():
             raise DaemonError(
                 ErrorCode.CHECKSUM_MISMATCH,
-                f"commit_write: the blocks of {request.uri} have the SHA-256 {found}, not {request.sha256}; "
+                f"commit_write: the blocks of {staged.uri} have the SHA-256 {found}, not {sha256}; "
                 "write them again, then commit",
             )
 
-    async def _check_chunks(self, request: CommitWrite, staged: StagedWrite) -> None:
-        if not self.verify_on_commit or request.chunk_checksums is None:
+    async def _check_chunks(self, staged: StagedWrite, checksums: bytes | None) -> None:
+        if not self.verify_on_commit or checksums is None:
             return
-        wrong = await self.store.wrong_chunks(staged, request.chunk_checksums)
+        wrong = await self.store.wrong_chunks(staged, unpacked_checksums(checksums))
         if wrong:
             raise DaemonError(
                 ErrorCode.CHECKSUM_MISMATCH,
-                f"commit_write: {len(wrong)} of {len(staged.extents)} chunks of {request.uri} don't have the "
+                f"commit_write: {len(wrong)} of {len(staged.extents)} chunks of {staged.uri} don't have the "
                 f"CRC-32 that chunk_checksums gives, the first of them chunk {wrong[0]} (counted from 0); "
                 "write them again, then commit",
             )
 
-    def _plan(self, request: CommitWrite, staged: StagedWrite) -> StoredObject:
-        unflushed = not staged.auto_flush and not _is_through(request, staged)
-        event = StateEvent.COMMIT_LOCAL_ONLY if request.local_only or unflushed else StateEvent.COMMIT
+    def _plan(self, order: CommitOrder, staged: StagedWrite, checksums: bytes | None) -> StoredObject:
+        unflushed = not staged.auto_flush and not order.is_through(staged)
+        event = StateEvent.COMMIT_LOCAL_ONLY if order.local_only or unflushed else StateEvent.COMMIT
         return self.store.cache.plan_commit(
             staged,
             event,
-            checksums=request.chunk_checksums,
-            sha256=request.sha256,
-            announce_committed=not request.local_only,
+            checksums=checksums,
+            sha256=order.sha256,
+            announce_committed=not order.local_only,
         )
 
     async def swap_in(self, planned: Sequence[tuple[StagedWrite, StoredObject]]) -> None:
@@ -372,8 +387,7 @@ class Writer:
             puts.append(Put(stored, casual=replaced is None and stored.state not in DIRTY))
         drops = [DropHold(staged.stage_id) for staged, _ in planned]
         await store.make_durable([*puts, *drops, *holds])
-        for staged, stored in planned:
-            store.cache.apply_commit(staged, stored, now)
+        store.cache.apply_commits(planned, now)
 
     async def _through(
         self, index: int, stored: StoredObject, results: dict[int, StoredObject | DaemonError]
@@ -394,12 +408,14 @@ def _chunks(size_bytes: int) -> int:
     return -(-size_bytes // CHUNK_SIZE)
 
 
-def _is_through(request: CommitWrite, staged: StagedWrite) -> bool:
-    return request.write_through or staged.write_through
+def _without_result(order: StageOrder, results: Mapping[int, object]) -> list[int]:
+    return [index for index in range(len(order.uris)) if index not in results]
 
 
-def _rounds_of_distinct(uris: Sequence[str]) -> Iterator[list[int]]:
+def _rounds_of_distinct(uris: Sequence[str]) -> Iterable[Sequence[int]]:
     """The indexes of `uris` such that no uri comes twice in one round, in order."""
+    if len(set(uris)) == len(uris):
+        return [range(len(uris))]
     rounds: list[list[int]] = []
     seen: Counter[str] = Counter()
     for index, uri in enumerate(uris):
@@ -407,4 +423,4 @@ def _rounds_of_distinct(uris: Sequence[str]) -> Iterator[list[int]]:
             rounds.append([])
         rounds[seen[uri]].append(index)
         seen[uri] += 1
-    return iter(rounds)
+    return rounds

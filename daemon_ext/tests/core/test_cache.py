@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -29,7 +28,7 @@ def cache_of(sizes: list[int]) -> Cache:
         staged = cache.stage(str(number), size_bytes, Tier.NVME, 1, options, now=0)
         assert isinstance(staged, StagedWrite)
         stored = cache.plan_commit(staged, StateEvent.COMMIT_LOCAL_ONLY)
-        cache.apply_commit(staged, stored, now=0)
+        cache.apply_commits([(staged, stored)], now=0)
     return cache
 
 
@@ -60,6 +59,32 @@ def test_how_much_more_than_a_share_is_taken() -> None:
     assert (prefix.name, pool.name) == ("a/", "the nvme pool")
     assert (prefix.excess_bytes(0.5), prefix.excess_bytes(1)) == (MIB, -MIB)
     assert (pool.excess_bytes(0.125), pool.excess_bytes(0.5)) == (MIB, -5 * MIB)
+
+
+def test_a_batch_is_staged_as_a_whole_or_not_at_all() -> None:
+    cache = limited_cache(a=4 * MIB)
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+
+    def stage_all(*wants: tuple[str, int]) -> list[StagedWrite] | None:
+        uris, sizes_bytes = zip(*wants, strict=True)
+        return cache.stage_all(uris, sizes_bytes, Tier.NVME, 1, options, now=7)
+
+    prefix, pool = cache.all_rooms()
+    assert stage_all(("a/1", 1), ("a/2", 4 * MIB)) is None, "too much for the prefix"
+    assert stage_all(("b/1", 9 * MIB), ("b/2", 9 * MIB)) is None, "too much for the pool"
+    assert stage_all(("a/1", 1), ("b/1", 1)) is None, "each has a limit of its own"
+    assert (prefix.staged_bytes, pool.staged_bytes, cache.staged_writes()) == (0, 0, [])
+    staged = stage_all(("a/1", 1), ("a/2", 2 * MIB), ("a/1", 0))
+    assert staged is not None
+    assert cache.staged_writes() == staged
+    assert [(write.uri, write.size_bytes, write.touched_at) for write in staged] == [
+        ("a/1", 1, 7),
+        ("a/2", 2 * MIB, 7),
+        ("a/1", 0, 7),
+    ]
+    assert len({write.stage_id for write in staged}) == 3
+    assert (prefix.staged_bytes, pool.staged_bytes) == (2 * MIB + 4096,) * 2
+    assert cache.writes_of("a/1") == [staged[0], staged[2]]
 
 
 def test_what_an_object_takes_counts_and_not_its_length() -> None:
@@ -154,8 +179,8 @@ def test_an_append_that_does_not_fit_is_a_report_and_changes_nothing() -> None:
 def test_only_a_client_that_asked_for_local_only_is_told_of_it() -> None:
     stored = next(cache_of([1]).objects())
     assert stored.announced is SyncStatus.LOCAL_ONLY
-    assert replace(stored, announce_committed=True).announced is SyncStatus.COMMITTED
-    synced = replace(stored, announce_committed=True, state=SyncStatus.SYNCED_BACKEND)
+    assert stored._replace(announce_committed=True).announced is SyncStatus.COMMITTED
+    synced = stored._replace(announce_committed=True, state=SyncStatus.SYNCED_BACKEND)
     assert synced.announced is SyncStatus.SYNCED_BACKEND
 
 
@@ -164,8 +189,8 @@ def test_a_full_pool_says_who_has_its_bytes() -> None:
     pinned, dirty = cache.get("0"), cache.get("1")
     assert pinned is not None
     assert dirty is not None
-    cache.apply_change(replace(pinned, pinned=True))
-    cache.apply_change(replace(dirty, state=SyncStatus.COMMITTED))
+    cache.apply_change(pinned._replace(pinned=True))
+    cache.apply_change(dirty._replace(state=SyncStatus.COMMITTED))
     options = StageOptions(auto_flush=False, write_through=False, pinned=False)
     cache.stage("staged", 4 * MIB, Tier.NVME, 1, options, now=0)
     refused = cache.stage("more", 10 * MIB, Tier.NVME, 1, options, now=0)
@@ -180,7 +205,7 @@ def test_the_uris_of_all_objects_and_of_those_in_a_state_are_told() -> None:
     cache = cache_of([MIB, MIB, MIB])
     stored = cache.get("1")
     assert stored is not None
-    cache.apply_change(replace(stored, state=SyncStatus.COMMITTED))
+    cache.apply_change(stored._replace(state=SyncStatus.COMMITTED))
     assert sorted(cache.uris()) == ["0", "1", "2"]
     assert cache.uris(SyncStatus.COMMITTED) == ["1"]
 
@@ -221,7 +246,7 @@ def test_a_loaded_pool_has_the_figures_of_the_one_that_was_written() -> None:
     ):
         stored = cache.get(uri)
         assert stored is not None
-        cache.apply_change(replace(stored, state=state, pinned=pinned))
+        cache.apply_change(stored._replace(state=state, pinned=pinned))
     pool = cache.pools[Tier.NVME]
     again = loaded_again(cache, ["5", "3", "1", "4", "2", "0"]).pools[Tier.NVME]
     for name in ("used_bytes", "dirty_bytes", "pinned_bytes", "evictable_bytes", "counts"):
@@ -236,7 +261,7 @@ def test_a_catalog_in_which_a_block_has_two_owners_is_refused() -> None:
     assert second is not None
     places = {"packed_extents": first.packed_extents}
     with pytest.raises(ValueError, match="1048576 bytes at 0: a block is allocated already"):
-        cache_of([]).load({"0": record_of(first), "1": record_of(replace(second, generation=7, **places))})
+        cache_of([]).load({"0": record_of(first), "1": record_of(second._replace(generation=7, **places))})
 
 
 def test_an_append_that_no_client_heard_of_leaves_nothing() -> None:
@@ -258,7 +283,7 @@ def test_what_two_read_rests_only_once_both_have_ended() -> None:
     assert stored is not None
     cache.begin_reading(stored)
     cache.begin_reading(stored)
-    cache.apply_remove("0", now=0)
+    cache.apply_removes(["0"], now=0)
     cache.end_reading(stored)
     assert cache.release_due(now=1000, most=9) == []
     cache.end_reading(stored)
@@ -276,7 +301,7 @@ def test_what_was_to_be_flushed_may_leave_only_where_that_is_said() -> None:
             options = StageOptions(auto_flush=True, write_through=False, pinned=uri == "pinned")
             staged = cache.stage(uri, MIB, Tier.NVME, 1, options, now=0)
             assert isinstance(staged, StagedWrite)
-            cache.apply_commit(staged, cache.plan_commit(staged, StateEvent.COMMIT), now=0)
+            cache.apply_commits([(staged, cache.plan_commit(staged, StateEvent.COMMIT))], now=0)
         assert victims(cache, 16 * MIB) == leaves
         assert pool.evictable_bytes == MIB * len(leaves)
         assert [stored.uri for stored in cache.objects() if cache.may_be_evicted(stored)] == leaves

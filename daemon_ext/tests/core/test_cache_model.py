@@ -20,7 +20,15 @@ from hypercache_daemon.core.cache import Cache, NotStaged, StageOptions, Times
 from hypercache_daemon.core.capacities import Capacities, Capacity
 from hypercache_daemon.core.eviction import Lru
 from hypercache_daemon.core.extents import packed
-from hypercache_daemon.core.objects import Hold, NoRoom, NoSpace, OverCapacity, StagedWrite, StoredObject
+from hypercache_daemon.core.objects import (
+    Hold,
+    NoRoom,
+    NoSpace,
+    OverCapacity,
+    StagedWrite,
+    StoredObject,
+    packed_checksums,
+)
 from hypercache_daemon.core.pool import Pool
 from hypercache_daemon.core.ram import RamAllocator
 from hypercache_daemon.core.records import record_of
@@ -247,7 +255,7 @@ class CacheMachine(RuleBasedStateMachine):
         staged = write.staged
         seen, before = self.objects.get(staged.uri), self.owner(staged.uri)
         checksums = tuple(range(len(write.extents))) if with_checksums else None
-        stored = self.cache.plan_commit(staged, event, checksums=checksums, sha256="f" * 64)
+        stored = self.cache.plan_commit(staged, event, checksums=packed_checksums(checksums), sha256="f" * 64)
         assert (self.cache.get(staged.uri), self.cache.owner(staged.uri)) == (seen, before), (
             "a plan does nothing"
         )
@@ -257,7 +265,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert stored.pinned == (staged.pinned or (before is not None and before.pinned))
         assert stored.generation > self.newest_generation
         self.newest_generation = stored.generation
-        hold = self.cache.apply_commit(staged, stored, self.now)
+        (hold,) = self.cache.apply_commits([(staged, stored)], self.now)
         self.writes.remove(write)
         for other in self.writes:
             other.overtaken |= other.staged.uri == staged.uri and other.staged.connection_id is None
@@ -270,7 +278,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(uri=URIS)
     def remove(self, uri: str) -> None:
         before = self.objects.pop(uri, None) or self.withheld.pop(uri, None)
-        self.retire(before, self.cache.apply_remove(uri, self.now))
+        self.retire(before, *self.cache.apply_removes([uri], self.now))
         assert self.cache.get(uri) is None
 
     def retire(self, before: StoredObject | None, hold: Hold | None) -> None:
@@ -306,7 +314,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), pinned=st.booleans())
     def pin(self, data: st.DataObject, pinned: bool) -> None:
         stored = self.pick(data, list(self.objects.values()))
-        self.change(replace(stored, pinned=pinned))
+        self.change(stored._replace(pinned=pinned))
 
     @precondition(lambda self: self.dirty() or self.withheld_amid_upload())
     @rule(data=st.data(), succeeds=st.booleans())
@@ -319,7 +327,7 @@ class CacheMachine(RuleBasedStateMachine):
         else:
             event, state = StateEvent.UPLOAD_FAILED, SyncStatus.COMMITTED
         changed = self.cache.changed(stored, event)
-        assert changed == replace(stored, state=state)
+        assert changed == stored._replace(state=state)
         self.change(changed)
 
     def change(self, changed: StoredObject) -> None:
@@ -397,7 +405,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.load({uri: record_of(stored) for uri, stored in self.objects.items()})
         for uri, stored in self.objects.items():
             if stored.state is SyncStatus.SYNCING_BACKEND:  # that upload was cut off
-                self.objects[uri] = replace(stored, state=SyncStatus.COMMITTED)
+                self.objects[uri] = stored._replace(state=SyncStatus.COMMITTED)
         for tier in self.tiers.values():
             tier.retired += tier.parked.values()
             tier.parked.clear()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from hypercache_daemon.core.allocator import Allocator
@@ -36,7 +34,7 @@ def stage(cache: Cache, uri: str, connection_id: int | None = 1) -> StagedWrite:
 def commit(cache: Cache, uri: str, event: StateEvent = StateEvent.COMMIT) -> StoredObject:
     staged = stage(cache, uri)
     stored = cache.plan_commit(staged, event)
-    cache.apply_commit(staged, stored, now=0)
+    cache.apply_commits([(staged, stored)], now=0)
     return stored
 
 
@@ -111,7 +109,7 @@ def test_an_upload_that_was_under_way_ends_as_it_does(
     assert cache.withholds_the_newest("a") is (not is_back and state is SyncStatus.COMMITTED)
     if not is_back:
         cache.give_back("a")
-    assert cache.get("a") == replace(stored, state=state)
+    assert cache.get("a") == stored._replace(state=state)
     assert cache.counts()[state] == 1
     assert figures(cache) == (1, 0, int(state is SyncStatus.SYNCED_BACKEND))
 
@@ -123,10 +121,10 @@ def test_what_is_withheld_can_be_removed_and_replaced() -> None:
     removed, replaced = map(cache.withheld_at, cache.withheld())
     assert removed is not None
     assert replaced is not None
-    hold = cache.apply_remove("a", now=0)
+    (hold,) = cache.apply_removes(["a"], now=0)
     assert hold is not None
     assert hold.extents == removed.extents
-    assert cache.apply_remove("a", now=0) is None
+    assert cache.apply_removes(["a"], now=0) == [None]
     new = commit(cache, "b")
     assert cache.get("b") == new
     assert cache.withheld() == []
@@ -142,7 +140,7 @@ def test_a_pin_is_kept_when_what_is_withheld_is_replaced() -> None:
     options = StageOptions(auto_flush=False, write_through=False, pinned=True)
     staged = cache.stage("a", MIB, Tier.NVME, 1, options, now=0)
     assert isinstance(staged, StagedWrite)
-    cache.apply_commit(staged, cache.plan_commit(staged, StateEvent.COMMIT), now=0)
+    cache.apply_commits([(staged, cache.plan_commit(staged, StateEvent.COMMIT))], now=0)
     cache.withhold("a")
     assert commit(cache, "a").pinned
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,23 +64,23 @@ def test_a_record_is_what_catalogs_have() -> None:
 
 
 def test_what_is_uploaded_is_recorded_as_to_be_uploaded() -> None:
-    record = record_of(replace(UPLOADED, state=SyncStatus.SYNCING_BACKEND))
-    assert stored_of(UPLOADED.uri, record) == replace(UPLOADED, state=SyncStatus.COMMITTED)
+    record = record_of(UPLOADED._replace(state=SyncStatus.SYNCING_BACKEND))
+    assert stored_of(UPLOADED.uri, record) == UPLOADED._replace(state=SyncStatus.COMMITTED)
 
 
 def test_no_checksums_are_not_the_checksums_of_no_chunks() -> None:
-    empty = replace(UPLOADED, packed_extents=b"", packed_checksums=b"")
+    empty = UPLOADED._replace(packed_extents=b"", packed_checksums=b"")
     assert stored_of("u", record_of(empty)).checksums == ()
-    assert stored_of("u", record_of(replace(empty, packed_checksums=None))).checksums is None
+    assert stored_of("u", record_of(empty._replace(packed_checksums=None))).checksums is None
 
 
 def test_a_number_that_fits_in_no_record_is_refused() -> None:
     with pytest.raises(struct.error):
-        record_of(replace(UPLOADED, generation=1 << 64))
+        record_of(UPLOADED._replace(generation=1 << 64))
 
 
 def test_the_objects_of_one_tier_are_found() -> None:
-    on_device = replace(UPLOADED, uri="b", tier=Tier.NVME)
+    on_device = UPLOADED._replace(uri="b", tier=Tier.NVME)
     records = {stored.uri: record_of(stored) for stored in (UPLOADED, on_device)}
     assert of_tier(records, Tier.RAM) == [UPLOADED]
     assert of_tier(records, Tier.NVME) == [on_device]
@@ -93,7 +92,7 @@ NAMES = ("a", "b", "c")
 
 
 def an_object(uri: str, state: SyncStatus = SyncStatus.LOCAL_ONLY) -> StoredObject:
-    return replace(UPLOADED, uri=uri, state=state)
+    return UPLOADED._replace(uri=uri, state=state)
 
 
 def loaded(*objects: StoredObject) -> ObjectTable:
@@ -141,7 +140,7 @@ def test_a_peek_shows_what_is_there_and_keeps_nothing() -> None:
 
 def test_what_is_put_replaces_what_was_loaded() -> None:
     table = loaded(an_object("a"), an_object("b"))
-    changed = replace(an_object("a"), pinned=False)
+    changed = an_object("a")._replace(pinned=False)
     table.put(changed)
     assert table.get("a") is changed
     assert len(table) == 2

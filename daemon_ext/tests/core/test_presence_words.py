@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -103,13 +102,13 @@ def test_a_cache_publishes_what_can_be_found_in_it() -> None:
     staged = cache.stage("a", 4096, Tier.NVME, 1, StageOptions(False, False, False), now=0)
     assert isinstance(staged, StagedWrite)
     assert seen(table, ["a"]) == [Presence.ABSENT]
-    cache.apply_commit(staged, cache.plan_commit(staged, StateEvent.COMMIT_LOCAL_ONLY), now=0)
+    cache.apply_commits([(staged, cache.plan_commit(staged, StateEvent.COMMIT_LOCAL_ONLY))], now=0)
     assert seen(table, ["a"]) == [Presence.UNVERIFIABLE]
     cache.withhold("a")
     assert seen(table, ["a"]) == [Presence.ABSENT]
     cache.give_back("a")
     assert seen(table, ["a"]) == [Presence.UNVERIFIABLE]
-    cache.apply_remove("a", now=0)
+    cache.apply_removes(["a"], now=0)
     assert seen(table, ["a"]) == [Presence.ABSENT]
 
 
@@ -121,9 +120,9 @@ def test_nobody_misses_an_object_while_another_takes_its_place(monkeypatch: pyte
     for _ in range(2):
         staged = cache.stage("a", 4096, Tier.NVME, 1, StageOptions(False, False, False), now=0)
         assert isinstance(staged, StagedWrite)
-        cache.apply_commit(staged, cache.plan_commit(staged, StateEvent.COMMIT_LOCAL_ONLY), now=0)
+        cache.apply_commits([(staged, cache.plan_commit(staged, StateEvent.COMMIT_LOCAL_ONLY))], now=0)
     assert (seen(table, ["a"]), taken) == ([Presence.UNVERIFIABLE], [])
-    cache.apply_remove("a", now=0)
+    cache.apply_removes(["a"], now=0)
     assert len(taken) == 1
 
 
@@ -170,7 +169,7 @@ def test_a_cache_publishes_what_it_is_loaded_with() -> None:
     table = view(64)
     has = {"a": True, "b": False, "c": True}
     records = {
-        uri: record_of(replace(stored(uri, verifiable=one), packed_extents=packed([Extent(0, offset, 1)])))
+        uri: record_of(stored(uri, verifiable=one)._replace(packed_extents=packed([Extent(0, offset, 1)])))
         for offset, (uri, one) in zip(count(0, 4096), has.items(), strict=False)
     }
     cache_with(table).load(records)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -34,7 +32,7 @@ def test_all_chunks_come_in_the_order_of_their_records() -> None:
 def test_of_each_record_is_told_whether_it_has_checksums() -> None:
     stored = StoredObject("a", Tier.NVME, 1, packed([ONE]), None, 1, SyncStatus.LOCAL_ONLY)
     kinds = (None, b"", b"\xff\xff\xff\xff")
-    records = [record_of(replace(stored, packed_checksums=checksums)) for checksums in kinds]
+    records = [record_of(stored._replace(packed_checksums=checksums)) for checksums in kinds]
     assert verifiable(Columns(records).heads).tolist() == [False, True, True]
 
 

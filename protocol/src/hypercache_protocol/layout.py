@@ -81,11 +81,12 @@ def unpacked(name: str, column: bytes, dtype: np.dtype[Any], count: int) -> list
     Raises:
         InvalidMessage: it has not.
     """
-    values: list[int] = _values(name, column, dtype, count).tolist()
+    values: list[int] = values_in(name, column, dtype, count).tolist()
     return values
 
 
-def _values(name: str, column: bytes, dtype: np.dtype[_N], count: int) -> npt.NDArray[_N]:
+def values_in(name: str, column: bytes, dtype: np.dtype[_N], count: int) -> npt.NDArray[_N]:
+    """The same as an array, which is a view of the column."""
     if len(column) != count * dtype.itemsize:
         raise InvalidMessage(
             f"{name} must have {count} values, so {count * dtype.itemsize} bytes, not {len(column)}"
@@ -158,18 +159,18 @@ def unpack_layouts(columns: LayoutColumns, count: int) -> Layouts:
     Raises:
         InvalidMessage: the columns don't fit each other, or hold a value out of its range.
     """
-    sizes_bytes = _values("object_sizes", columns.object_sizes, U64, count)
-    generations = _values("generations", columns.generations, U64, count)
+    sizes_bytes = values_in("object_sizes", columns.object_sizes, U64, count)
+    generations = values_in("generations", columns.generations, U64, count)
     _check_range("generations", generations, 0, MAX_GENERATION)
     statuses = unpack_statuses(columns.sync_statuses, count)
-    counts = _values("chunk_counts", columns.chunk_counts, U32, count)
+    counts = values_in("chunk_counts", columns.chunk_counts, U32, count)
     checksummed = bit_array(columns.checksummed, count)
 
     total = int(counts.sum(dtype=U64))
-    indexes = _values("chunk_paths", columns.chunk_paths, U32, total)
-    offsets = _values("chunk_offsets", columns.chunk_offsets, U64, total)
-    lengths = _values("chunk_lengths", columns.chunk_lengths, U32, total)
-    words = _values("chunk_checksums", columns.chunk_checksums, U32, total)
+    indexes = values_in("chunk_paths", columns.chunk_paths, U32, total)
+    offsets = values_in("chunk_offsets", columns.chunk_offsets, U64, total)
+    lengths = values_in("chunk_lengths", columns.chunk_lengths, U32, total)
+    words = values_in("chunk_checksums", columns.chunk_checksums, U32, total)
     _check_range("chunk_lengths", lengths, 1, CHUNK_SIZE)
     _check_range("chunk_offsets", offsets, 0, MAX_OFFSET)
 

@@ -10,8 +10,8 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import TypeAlias
 
@@ -24,7 +24,7 @@ from hypercache_protocol.states import StateEvent, SyncStatus, next_state
 from .capacities import Capacities, Capacity
 from .extents import Extent, packed, rounded_up
 from .object_table import ObjectTable
-from .objects import Hold, NoRoom, NoSpace, StagedWrite, StoredObject, allocated_bytes, packed_checksums
+from .objects import Hold, NoRoom, NoSpace, StagedWrite, StoredObject, allocated_bytes
 from .pool import Pool
 from .presence import PresenceWords
 from .records import Columns, Heads, in_tier, verifiable
@@ -161,32 +161,60 @@ class Cache:
         now: float,
     ) -> StagedWrite | NoRoom:
         """Blocks of its own for a new write of `uri`; `connection_id` None is the daemon itself."""
-        extents = self._allocated(uri, size_bytes, tier)
-        if not isinstance(extents, tuple):
-            return extents
-        sequence = self._next()
-        staged = StagedWrite(
-            f"{sequence:x}",
-            sequence,
-            uri,
-            tier,
-            connection_id,
-            options.auto_flush,
-            options.write_through,
-            options.pinned,
-            now,
-            list(extents),
-            size_bytes,
-        )
-        self._staged[staged.stage_id] = staged
-        self._writes_like(staged).setdefault(uri, []).append(staged)
-        return staged
+        staged = self.stage_all([uri], [size_bytes], tier, connection_id, options, now)
+        if staged is not None:
+            return staged[0]
+        full = self._too_full(uri, size_bytes, tier)
+        assert full is not None, "what limits one write is plain to see"
+        return full.no_space(size_bytes)
+
+    def stage_all(
+        self,
+        uris: Sequence[str],
+        sizes_bytes: Sequence[int],
+        tier: Tier,
+        connection_id: int | None,
+        options: StageOptions,
+        now: float,
+    ) -> list[StagedWrite] | None:
+        """Like `stage` for each of these, for a fraction of what that costs; None, and nothing is staged,
+        where it isn't plain to see that there is room for all of them."""
+        limits = self.capacities.shared(uris)
+        wanted_bytes = sum(map(rounded_up, sizes_bytes))
+        if limits is None:
+            return None
+        rooms: list[Room] = [*limits, self.pools[tier]]
+        if any(room.missing_bytes(wanted_bytes) for room in rooms):
+            return None
+        for room in rooms:
+            room.staged_bytes += wanted_bytes
+        fresh = [
+            StagedWrite(
+                f"{self._next():x}",
+                uri,
+                tier,
+                connection_id,
+                options.auto_flush,
+                options.write_through,
+                options.pinned,
+                now,
+                list(self._allocated(size_bytes, tier)),
+                size_bytes,
+            )
+            for uri, size_bytes in zip(uris, sizes_bytes, strict=True)
+        ]
+        for staged in fresh:
+            self._staged[staged.stage_id] = staged
+            self._writes_like(staged).setdefault(staged.uri, []).append(staged)
+        return fresh
 
     def append(self, staged: StagedWrite, size_bytes: int, now: float) -> tuple[Extent, ...] | NoRoom:
         """More blocks for a staged write: only the new ones."""
-        extents = self._allocated(staged.uri, size_bytes, staged.tier)
-        if not isinstance(extents, tuple):
-            return extents
+        full = self._too_full(staged.uri, size_bytes, staged.tier)
+        if full is not None:
+            return full.no_space(size_bytes)
+        extents = self._allocated(size_bytes, staged.tier)
+        self._count_staged(staged, allocated_bytes(extents))
         staged.extents.extend(extents)
         staged.size_bytes += size_bytes
         staged.touched_at = now
@@ -242,18 +270,19 @@ class Cache:
         staged: StagedWrite,
         event: StateEvent,
         *,
-        checksums: tuple[int, ...] | None = None,
+        checksums: bytes | None = None,
         sha256: str | None = None,
         announce_committed: bool = False,
     ) -> StoredObject:
-        """The object that the staged write becomes. A pin is kept when an object is replaced."""
+        """The object that the staged write becomes; its CRC-32s are packed. A pin is kept when an object is
+        replaced."""
         before = self.owner(staged.uri)
         return StoredObject(
             staged.uri,
             staged.tier,
             staged.size_bytes,
             packed(staged.extents),
-            packed_checksums(checksums),
+            checksums,
             self._next(),
             next_state(SyncStatus.STAGED, event),
             staged.pinned or (before is not None and before.pinned),
@@ -261,15 +290,21 @@ class Cache:
             announce_committed,
         )
 
-    def apply_commit(self, staged: StagedWrite, stored: StoredObject, now: float) -> Hold | None:
-        """Swap the object in; returns the hold on the blocks of the one it replaces."""
-        self._forget_staged(staged)
-        for other in self._own_by_uri.get(stored.uri, ()):
-            other.overtaken = True
-        self._unstage(staged, staged.extents)
-        hold = self._retire(stored.uri, self._objects.put(stored), now)
-        self._count_in(stored)
-        return hold
+    def apply_commits(
+        self, planned: Sequence[tuple[StagedWrite, StoredObject]], now: float
+    ) -> list[Hold | None]:
+        """Swap the objects in, all of different uris; returns for each the hold on the blocks of the one that
+        it replaces."""
+        for staged, _ in planned:
+            self._forget_staged(staged)
+            for other in self._own_by_uri.get(staged.uri, ()):
+                other.overtaken = True
+        objects = [stored for _, stored in planned]
+        holds = self._retired([(stored.uri, self._objects.put(stored)) for stored in objects], now)
+        for tally, some, sizes in self._tallied(objects):
+            tally.staged_bytes -= sum(sizes)
+            tally.count_in(some, sizes)
+        return holds
 
     def plan_hold(self, stored: StoredObject, now: float) -> Hold:
         """How the blocks of an object rest once it is removed or replaced."""
@@ -277,9 +312,10 @@ class Cache:
         hold_id = f"{stored.generation:x}"
         return Hold(hold_id, stored.tier, stored.packed_extents, release_at, shortenable=True)
 
-    def apply_remove(self, uri: str, now: float) -> Hold | None:
-        """Drop the committed object, if there is one."""
-        return self._retire(uri, self._objects.pop(uri), now)
+    def apply_removes(self, uris: Sequence[str], now: float) -> list[Hold | None]:
+        """Drop the committed objects of these uris, which are all different; returns for each the hold on its
+        blocks, if there is one."""
+        return self._retired([(uri, self._objects.pop(uri)) for uri in uris], now)
 
     def apply_change(self, changed: StoredObject) -> None:
         """Put `changed` in the place of the object with its uri: same blocks, other state or pin."""
@@ -289,13 +325,13 @@ class Cache:
         if self._withheld.peek(changed.uri) is not None:
             self._withheld.put(changed)
             return
-        self._count_out(before)
+        self._count_out([before])
         self._objects.put(changed)
         self._count_in(changed)
 
     def changed(self, stored: StoredObject, event: StateEvent) -> StoredObject:
         """`stored` after `event`."""
-        return replace(stored, state=next_state(stored.state, event))
+        return stored._replace(state=next_state(stored.state, event))
 
     def may_be_evicted(self, stored: StoredObject) -> bool:
         """Whether policy may drop it."""
@@ -355,7 +391,7 @@ class Cache:
         back, removed or replaced, and an upload that is under way may still end well."""
         stored = self._objects.peek(uri)
         assert stored is not None, "only what is here can be withheld"
-        self._count_out(stored)
+        self._count_out([stored])
         self._count_withheld(stored, 1)
         self._objects.hand_over(uri, self._withheld)
 
@@ -442,32 +478,40 @@ class Cache:
         """Wherever something of this name counts."""
         return (self.pools[tier], *self.capacities.above(uri))
 
-    def _count_in(self, stored: StoredObject) -> None:
-        size_bytes = stored.allocated_bytes
-        for tally in self._tallies(stored.tier, stored.uri):
-            tally.count_in(stored, size_bytes)
+    def _tallied(
+        self, objects: Sequence[StoredObject]
+    ) -> Iterable[tuple[Tally, list[StoredObject], list[int]]]:
+        """Wherever some of these count: which of them, and what each takes in bytes."""
+        found: dict[Tally, tuple[Tally, list[StoredObject], list[int]]] = {}
+        for stored in objects:
+            size_bytes = stored.allocated_bytes
+            for tally in self._tallies(stored.tier, stored.uri):
+                _, some, sizes = found.get(tally) or found.setdefault(tally, (tally, [], []))
+                some.append(stored)
+                sizes.append(size_bytes)
+        return found.values()
 
-    def _count_out(self, stored: StoredObject) -> None:
-        size_bytes = stored.allocated_bytes
-        for tally in self._tallies(stored.tier, stored.uri):
-            tally.count_out(stored, size_bytes)
+    def _count_in(self, stored: StoredObject) -> None:
+        for tally, some, sizes in self._tallied([stored]):
+            tally.count_in(some, sizes)
+
+    def _count_out(self, objects: Sequence[StoredObject]) -> None:
+        for tally, some, sizes in self._tallied(objects):
+            tally.count_out(some, sizes)
 
     def _count_withheld(self, stored: StoredObject, number: int) -> None:
         size_bytes = stored.allocated_bytes
         for tally in self._tallies(stored.tier, stored.uri):
             tally.withheld_bytes += number * size_bytes
 
-    def _count_staged(self, tier: Tier, uri: str, size_bytes: int) -> None:
-        for tally in self._tallies(tier, uri):
+    def _count_staged(self, staged: StagedWrite, size_bytes: int) -> None:
+        for tally in self._tallies(staged.tier, staged.uri):
             tally.staged_bytes += size_bytes
 
-    def _allocated(self, uri: str, size_bytes: int, tier: Tier) -> tuple[Extent, ...] | NoRoom:
-        """Blocks for a writer, or what is too full for them."""
-        if (full := self._too_full(uri, size_bytes, tier)) is not None:
-            return full.no_space(size_bytes)
+    def _allocated(self, size_bytes: int, tier: Tier) -> tuple[Extent, ...]:
+        """Blocks for a writer, for which there is room."""
         extents = self.pools[tier].blocks.allocate(size_bytes)
         assert extents is not None, "a pool that misses nothing has that much"
-        self._count_staged(tier, uri, allocated_bytes(extents))
         return extents
 
     def _too_full(self, uri: str, size_bytes: int, tier: Tier) -> Room | None:
@@ -479,7 +523,7 @@ class Cache:
 
     def _unstage(self, staged: StagedWrite, extents: Sequence[Extent]) -> None:
         """These blocks are no writer's any more; the caller says at once whose they are."""
-        self._count_staged(staged.tier, staged.uri, -allocated_bytes(extents))
+        self._count_staged(staged, -allocated_bytes(extents))
 
     def _free_unseen(self, staged: StagedWrite, extents: Sequence[Extent]) -> None:
         self._unstage(staged, extents)
@@ -496,13 +540,20 @@ class Cache:
     def _writes_like(self, staged: StagedWrite) -> dict[str, list[StagedWrite]]:
         return self._own_by_uri if staged.connection_id is None else self._staged_by_uri
 
-    def _retire(self, uri: str, before: StoredObject | None, now: float) -> Hold | None:
-        """Have the blocks rest of what was found under this uri before, or else of what is withheld there."""
-        if before is not None:
-            self._count_out(before)
-        elif (before := self._withheld.pop(uri)) is not None:
-            self._count_withheld(before, -1)
-        else:
+    def _retired(self, leaving: Sequence[tuple[str, StoredObject | None]], now: float) -> list[Hold | None]:
+        """Have the blocks rest of what was found under each of these uris before, or else of what is withheld
+        there."""
+        self._count_out([before for _, before in leaving if before is not None])
+        return [self._at_rest(before or self._no_longer_withheld(uri), now) for uri, before in leaving]
+
+    def _no_longer_withheld(self, uri: str) -> StoredObject | None:
+        stored = self._withheld.pop(uri)
+        if stored is not None:
+            self._count_withheld(stored, -1)
+        return stored
+
+    def _at_rest(self, before: StoredObject | None, now: float) -> Hold | None:
+        if before is None:
             return None
         pool = self.pools[before.tier]
         hold = self.plan_hold(before, now)

@@ -104,11 +104,26 @@ class Capacities:
                 found.append(capacity)
         return found
 
+    def shared(self, uris: Sequence[str]) -> list[Capacity] | None:
+        """What limits each of `uris`, or None where that isn't plain to see. Batches of one client mostly lie
+        under one prefix, so only two of them are looked at."""
+        if not self._by_prefix or not uris:
+            return []
+        first, last = min(uris), max(uris)
+        # What sorts between two names has all their prefixes, and has more only if one begins in between.
+        if bisect_right(self._edges, first) != bisect_right(self._edges, last):
+            return None
+        shared = self.above(first)
+        return shared if shared == self.above(last) else None
+
+    def around(self, uris: Sequence[str]) -> list[Capacity]:
+        """Whatever limits some of `uris`."""
+        return [capacity for capacity, _ in self._by_capacity(uris)]
+
     def touched(self, uris: Sequence[str]) -> None:
         """These were asked for together, in this order."""
-        if self._by_prefix and uris:
-            for capacity, under in self._by_capacity(uris):
-                capacity.policy.touched(under)
+        for capacity, under in self._by_capacity(uris):
+            capacity.policy.touched(under)
 
     def load(self, uris: Iterable[str], sizes: npt.NDArray[np.int64], heads: Heads) -> None:
         """Count the objects of a catalog: what each takes is in `sizes`."""
@@ -124,20 +139,10 @@ class Capacities:
 
     def _by_capacity(self, uris: Sequence[str]) -> Iterable[tuple[Capacity, Sequence[str]]]:
         """Whatever limits some of `uris`, and which these are."""
-        if (shared := self._shared(uris)) is not None:
+        if (shared := self.shared(uris)) is not None:
             return [(capacity, uris) for capacity in shared]
         under: dict[Capacity, list[str]] = {}
         for uri in uris:
             for capacity in self.above(uri):
                 under.setdefault(capacity, []).append(uri)
         return under.items()
-
-    def _shared(self, uris: Sequence[str]) -> list[Capacity] | None:
-        """What limits each of `uris`, or None where that isn't plain to see. Lookups of many keys of one
-        client spend their time here, and mostly lie under one prefix, so only two of them are looked at."""
-        first, last = min(uris), max(uris)
-        # What sorts between two names has all their prefixes, and has more only if one begins in between.
-        if bisect_right(self._edges, first) != bisect_right(self._edges, last):
-            return None
-        shared = self.above(first)
-        return shared if shared == self.above(last) else None

@@ -21,6 +21,7 @@ ALIGNMENT = BLOCK_SIZE
 
 _PACKED = struct.Struct("<QQI")
 PACKED_BYTES = _PACKED.size
+_LENGTH_AT = 16
 EXTENT_COLUMNS = np.dtype([("device", "<u8"), ("offset", "<u8"), ("length", "<u4")])
 
 ExtentTable = npt.NDArray[np.void]
@@ -64,6 +65,8 @@ def unpacked(data: bytes) -> tuple[Extent, ...]:
 
 def allocated_in(data: bytes) -> int:
     """What the chunks that were packed take of their pool, in bytes; none is made for it."""
+    if len(data) == PACKED_BYTES:  # most objects have one, and this is asked at each step of their way
+        return rounded_up(int.from_bytes(data[_LENGTH_AT:], "little"))
     return sum([rounded_up(length) for _, _, length in _PACKED.iter_unpack(data)])
 
 

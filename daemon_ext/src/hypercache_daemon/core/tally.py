@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from itertools import product
+from collections.abc import Iterator, Sequence, Set
+from itertools import groupby, product
 
 import numpy as np
 import numpy.typing as npt
@@ -59,17 +59,25 @@ class Tally:
         keys = np.array(uris, np.object_)[coldest_first].tolist()
         self.policy.load(keys, sizes[coldest_first].tolist())
 
-    def count_in(self, stored: StoredObject, size_bytes: int) -> None:
-        """`stored` is here from now on, and takes `size_bytes`."""
-        self._count(stored.state, stored.pinned, 1, size_bytes)
-        if self.may_be_evicted(stored.state, stored.pinned):
+    def count_in(self, objects: Sequence[StoredObject], sizes: Sequence[int]) -> None:
+        """These are here from now on, one after the other; what each takes is in `sizes`."""
+        for stored, size_bytes in self._counted(objects, sizes, 1):
             self.policy.inserted(stored.uri, size_bytes)
 
-    def count_out(self, stored: StoredObject, size_bytes: int) -> None:
-        """`stored`, which took `size_bytes`, is not here any more."""
-        self._count(stored.state, stored.pinned, -1, -size_bytes)
-        if self.may_be_evicted(stored.state, stored.pinned):
+    def count_out(self, objects: Sequence[StoredObject], sizes: Sequence[int]) -> None:
+        """These are not here any more; what each took is in `sizes`."""
+        for stored, _ in self._counted(objects, sizes, -1):
             self.policy.removed(stored.uri)
+
+    def _counted(
+        self, objects: Sequence[StoredObject], sizes: Sequence[int], sign: int
+    ) -> Iterator[tuple[StoredObject, int]]:
+        """Count them, those of one kind together; returns those that the policy is to know of."""
+        for (state, pinned), group in groupby(zip(objects, sizes, strict=True), _kind):
+            alike = list(group)
+            self._count(state, pinned, sign * len(alike), sign * sum([size_bytes for _, size_bytes in alike]))
+            if self.may_be_evicted(state, pinned):
+                yield from alike
 
     def _count(self, state: SyncStatus, pinned: bool, number: int, size_bytes: int) -> None:
         self.used_bytes += size_bytes
@@ -77,3 +85,8 @@ class Tally:
         self.pinned_bytes += size_bytes if pinned else 0
         self.dirty_bytes += size_bytes if state in DIRTY else 0
         self.evictable_bytes += size_bytes if self.may_be_evicted(state, pinned) else 0
+
+
+def _kind(counted: tuple[StoredObject, int]) -> tuple[SyncStatus, bool]:
+    stored, _ = counted
+    return stored.state, stored.pinned
