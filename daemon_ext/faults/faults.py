@@ -59,7 +59,7 @@ def kill_at_random(scene: Scene) -> None:
 CATALOG_STEPS = (
     KillAt(0, event="c_call", calls=("execute",), caller="__exit__"),  # before a commit of SQLite's
     KillAt(0, event="c_return", calls=("execute",), caller="__exit__"),  # after it, before anybody knows
-    KillAt(0, event="c_return", calls=("execute",), caller="_apply_one"),  # amid a transaction
+    KillAt(0, event="c_return", calls=("executemany",), caller="_apply"),  # amid a transaction
 )
 
 

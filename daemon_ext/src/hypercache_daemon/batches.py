@@ -28,18 +28,16 @@ from hypercache_protocol.layout import (
     STATUS_CODES,
     U32,
     U64,
-    Layout,
-    pack_layouts,
     packed,
     packed_bits,
     unpacked,
     values_in,
 )
-from hypercache_protocol.states import SyncStatus
 
 from .core.cache import StageOptions
 from .core.objects import StagedWrite, StoredObject
 from .errors import DaemonError
+from .layout_columns import layout_columns
 from .orders import CommitOrder, StageOrder
 from .store import Store
 
@@ -56,7 +54,7 @@ def located(store: Store, request: LocateMany) -> LocatedMany:
         hits = [hit or store.cache.newest_staged(uri) for hit, uri in zip(stored, uris, strict=True)]
     layouts = None
     if request.layouts:
-        layouts = pack_layouts([_layout(store, hit) for hit in hits if hit is not None])
+        layouts = layout_columns(store, [hit for hit in hits if hit is not None])
     present, verifiable = _bitmaps(hits, stored)
     return LocatedMany.trusted(present=present, verifiable=verifiable, layouts=layouts)
 
@@ -74,23 +72,6 @@ def _bitmaps(
     if all(flags):
         return verifiable, verifiable
     return packed_bits(list(map(is_not, hits, repeat(None)))), verifiable
-
-
-def _layout(store: Store, hit: StoredObject | StagedWrite) -> Layout:
-    generation, status, checksums = 0, SyncStatus.STAGED, None
-    extents = hit.extents  # once: a stored object unpacks them at each call
-    if isinstance(hit, StoredObject):
-        generation, status, checksums = hit.generation, hit.announced, hit.checksums
-    return Layout(
-        hit.size_bytes,
-        generation,
-        status,
-        hit.tier,
-        [store.path(hit.tier, extent) for extent in extents],
-        [extent.offset for extent in extents],
-        [extent.length for extent in extents],
-        checksums,
-    )
 
 
 # -- staging -------------------------------------------------------------------------------------------
@@ -167,7 +148,7 @@ def staged_reply(store: Store, results: Sequence[Staged], *, tells_stored: bool)
         done=packed_bits([isinstance(result, StagedWrite) for result in results]),
         stored=stored if tells_stored else None,
         stage_ids=tuple([staged.stage_id for staged in done]),
-        layouts=pack_layouts([_layout(store, staged) for staged in done]),
+        layouts=layout_columns(store, done),
         errors=_errors(results),
     )
 

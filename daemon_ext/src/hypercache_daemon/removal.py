@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, islice
 
 import trio
@@ -108,12 +108,11 @@ class Remover:
                 if not await self._evict_coldest(tier, min(missing, _TOGETHER)):
                     break
 
-    def check_watermarks(self, uris: Iterable[str]) -> None:
+    def check_watermarks(self, uris: Sequence[str]) -> None:
         """Start eviction in the background where a pool is too full, or a prefix that one of these lies
         under."""
         cache = self._store.cache
-        rooms: set[Room] = {*cache.pools.values()}
-        rooms.update(chain.from_iterable(map(cache.capacities.above, uris)))
+        rooms: list[Room] = [*cache.pools.values(), *cache.capacities.around(uris)]
         if any(room.excess_bytes(self._high) > 0 for room in rooms):
             self._wake.set()
 

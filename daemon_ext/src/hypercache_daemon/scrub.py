@@ -125,7 +125,7 @@ class Scrubber:
                         break
                     await self._in_thread(self._store.vouch, stored.tier, [extent])
                 else:
-                    path = self._store.path(stored.tier, extent)
+                    path = self._store.path(stored.tier, extent.device)
                     place = f"{extent.length} bytes at {extent.offset} of {path}"
                     return f"{place} have the CRC-32 {found:#010x} and not {checksum:#010x}"
         except (DeviceError, OSError) as error:

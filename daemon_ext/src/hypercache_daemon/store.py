@@ -52,18 +52,18 @@ class Store:
     look: Callable[[int], None] = lambda _device: None
     """Raises OSError or DeviceError where a device is not in order, or another is in its place. Blocks."""
 
-    def path(self, tier: Tier, extent: Extent) -> str:
-        """The file or device that a client opens for a chunk."""
+    def path(self, tier: Tier, device: int) -> str:
+        """The file or device that a client opens for a chunk there."""
         if tier is Tier.NVME:
-            return self.device_paths[extent.device]
+            return self.device_paths[device]
         assert self.ram_files is not None, "RAM chunks exist only with a RAM tier"
-        return self.ram_files.path(extent.device)
+        return self.ram_files.path(device)
 
     def _own_path(self, tier: Tier, extent: Extent) -> str:
         """Where the daemon itself reads and writes a chunk: on the device that it claimed, wherever its path
         leads by now. Opened anew each time, since only some reads pass by the page cache."""
         descriptor = self.descriptors.get(extent.device) if tier is Tier.NVME else None
-        return self.path(tier, extent) if descriptor is None else f"/proc/self/fd/{descriptor}"
+        return self.path(tier, extent.device) if descriptor is None else f"/proc/self/fd/{descriptor}"
 
     def layout(
         self, tier: Tier, extents: Sequence[Extent], checksums: Sequence[int] | None = None
@@ -72,7 +72,7 @@ class Store:
         words = checksums if checksums is not None else [None] * len(extents)
         return tuple(
             ChunkLocation.model_construct(
-                device=self.path(tier, extent),
+                device=self.path(tier, extent.device),
                 offset=extent.offset,
                 length=extent.length,
                 tier=tier,

@@ -21,10 +21,10 @@ from .core.allocator import Extent
 from .core.cache import Room, Want
 from .core.extents import rounded_up
 from .core.objects import (
+    CHECKSUM_BYTES,
     NoRoom,
     StagedWrite,
     StoredObject,
-    checksum_count,
     unpacked_checksums,
 )
 from .errors import DaemonError
@@ -320,11 +320,12 @@ class Writer:
             )
         if through and (refusal := self._no_backend(staged.uri)):
             raise refusal
-        if checksums is not None and checksum_count(checksums) != len(staged.extents):
+        if checksums is not None and len(checksums) != CHECKSUM_BYTES * len(staged.extents):
             raise DaemonError(
                 ErrorCode.BAD_REQUEST,
-                f"commit_write: chunk_checksums has {checksum_count(checksums)} entries and {staged.uri} was "
-                f"staged with {len(staged.extents)} chunks; give one CRC-32 per chunk, in layout order",
+                f"commit_write: chunk_checksums has {len(checksums) // CHECKSUM_BYTES} entries and "
+                f"{staged.uri} was staged with {len(staged.extents)} chunks; give one CRC-32 per chunk, in "
+                "layout order",
             )
 
     async def _check_bytes(self, staged: StagedWrite, sha256: str | None, checksums: bytes | None) -> None:

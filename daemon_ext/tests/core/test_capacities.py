@@ -63,7 +63,12 @@ URIS = st.builds(
 @example(["hypercache://a!", "hypercache://a/x", "hypercache://a0"], {"hypercache://a/"})
 def test_of_a_batch_each_prefix_hears_of_what_lies_under_it(uris: list[str], prefixes: set[str]) -> None:
     policies = {prefix: Notes() for prefix in sorted(prefixes)}
-    Capacities(Capacity(prefix, 1, policy) for prefix, policy in policies.items()).touched(uris)
+    limits = Capacities(Capacity(prefix, 1, policy) for prefix, policy in policies.items())
+    limits.touched(uris)
+    around = {capacity.prefix for capacity in limits.around(uris)}
+    assert around == {capacity.prefix for uri in uris for capacity in limits.above(uri)}
+    shared = limits.shared(uris)
+    assert shared is None or all(limits.above(uri) == shared for uri in uris)
     for prefix, policy in policies.items():
         under = [uri for uri in uris if f"{uri}/".startswith(prefix)]
         assert policy.batches == ([under] if under else [])

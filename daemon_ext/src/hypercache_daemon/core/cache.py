@@ -22,7 +22,7 @@ from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import StateEvent, SyncStatus, next_state
 
 from .capacities import Capacities, Capacity
-from .extents import Extent, packed, rounded_up
+from .extents import Extent, rounded_up
 from .object_table import ObjectTable
 from .objects import Hold, NoRoom, NoSpace, StagedWrite, StoredObject, allocated_bytes
 from .pool import Pool
@@ -236,7 +236,7 @@ class Cache:
     def discard(self, staged: StagedWrite, now: float, quarantine_s: float) -> Hold:
         """Drop a staged write; its blocks rest, for the writer may still be writing."""
         self._forget_staged(staged)
-        extents = packed(staged.extents)
+        extents = staged.packed_extents
         hold = Hold(staged.stage_id, staged.tier, extents, now + quarantine_s, shortenable=False)
         self._unstage(staged, staged.extents)
         self.pools[staged.tier].quarantine(hold)
@@ -281,7 +281,7 @@ class Cache:
             staged.uri,
             staged.tier,
             staged.size_bytes,
-            packed(staged.extents),
+            staged.packed_extents,
             checksums,
             self._next(),
             next_state(SyncStatus.STAGED, event),

@@ -5,12 +5,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
-from .extents import Extent, allocated_in, rounded_up, unpacked
+from .extents import Extent, allocated_in, packed, rounded_up, unpacked
+
+CHECKSUM_BYTES = 4
+"""Of each CRC-32 among packed ones."""
 
 
 class StoredObject(NamedTuple):
@@ -68,11 +71,6 @@ def unpacked_checksums(data: bytes) -> tuple[int, ...]:
     return tuple(array("I", data))
 
 
-def checksum_count(data: bytes) -> int:
-    """How many CRC-32s were packed."""
-    return len(data) // 4
-
-
 @dataclass(slots=True)
 class StagedWrite:
     """Blocks that one writer fills. It belongs to nobody until it commits.
@@ -92,6 +90,15 @@ class StagedWrite:
     extents: list[Extent] = field(default_factory=list)
     size_bytes: int = 0
     overtaken: bool = False
+
+    # What a locate says of it where nothing is committed.
+    generation: ClassVar[int] = 0
+    packed_checksums: ClassVar[bytes | None] = None
+    announced: ClassVar[SyncStatus] = SyncStatus.STAGED
+
+    @property
+    def packed_extents(self) -> bytes:
+        return packed(self.extents)
 
 
 class Hold(NamedTuple):
