@@ -12,6 +12,7 @@ from hypercache_daemon.core.capacities import Capacities, Capacity
 from hypercache_daemon.core.eviction import Lru
 from hypercache_daemon.core.objects import NoSpace, StagedWrite
 from hypercache_daemon.core.pool import Pool
+from hypercache_daemon.core.ram import RamAllocator
 from hypercache_daemon.core.records import record_of
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import EVICTABLE, StateEvent, SyncStatus
@@ -24,12 +25,15 @@ def cache_of(sizes: list[int]) -> Cache:
     pool = Pool(Tier.NVME, Allocator({0: 16 * MIB}, 0), Lru(), quarantine_share=0)
     cache = Cache({Tier.NVME: pool}, epoch=1, times=Times())
     for number, size_bytes in enumerate(sizes):
-        options = StageOptions(auto_flush=False, write_through=False, pinned=False)
-        staged = cache.stage(str(number), size_bytes, Tier.NVME, 1, options, now=0)
-        assert isinstance(staged, StagedWrite)
-        stored = cache.plan_commit(staged, StateEvent.COMMIT_LOCAL_ONLY)
-        cache.apply_commits([(staged, stored)], now=0)
+        commit(cache, str(number), size_bytes)
     return cache
+
+
+def commit(cache: Cache, uri: str, size_bytes: int, tier: Tier = Tier.NVME) -> None:
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+    staged = cache.stage(uri, size_bytes, tier, 1, options, now=0)
+    assert isinstance(staged, StagedWrite)
+    cache.apply_commits([(staged, cache.plan_commit(staged, StateEvent.COMMIT_LOCAL_ONLY))], now=0)
 
 
 def victims(cache: Cache, wanted_bytes: int, busy: str = "", most: int = 100) -> list[str]:
@@ -252,6 +256,23 @@ def test_a_loaded_pool_has_the_figures_of_the_one_that_was_written() -> None:
     for name in ("used_bytes", "dirty_bytes", "pinned_bytes", "evictable_bytes", "counts"):
         assert getattr(again, name) == getattr(pool, name), name
     assert again.usage() == pool.usage()
+
+
+def of_both_tiers() -> Cache:
+    blocks = {Tier.NVME: Allocator({0: 16 * MIB}, 0), Tier.RAM: RamAllocator(16 * MIB, 1)}
+    pools = {tier: Pool(tier, each, Lru(), quarantine_share=0) for tier, each in blocks.items()}
+    return Cache(pools, epoch=1, times=Times())
+
+
+def test_objects_of_both_tiers_are_loaded_into_the_pool_of_each() -> None:
+    cache, again = of_both_tiers(), of_both_tiers()
+    for number, size_bytes in enumerate([1, 5 * MIB, 4097, 2 * MIB, 4096]):
+        commit(cache, str(number), size_bytes, Tier.RAM if number % 2 else Tier.NVME)
+    again.load({stored.uri: record_of(stored) for stored in cache.objects()})
+    for tier, pool in again.pools.items():
+        assert pool.usage() == cache.pools[tier].usage()
+        assert pool.evictable_bytes == cache.pools[tier].evictable_bytes
+    assert again.pools[Tier.RAM].usage().used_bytes == 7 * MIB
 
 
 def test_a_catalog_in_which_a_block_has_two_owners_is_refused() -> None:
