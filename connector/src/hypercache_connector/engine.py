@@ -237,7 +237,7 @@ def count_tallied(engine: Engine, group: str, counted: Mapping[Outcome, int]) ->
         advice = "; those that were sealed can be loaded with 'seal_for_old_daemons'"
         engine.log.note(
             "unverifiable",
-            "%d of %d objects have no checksums, so they are misses until they are stored anew%s",
+            "%d of %d objects have no checksums or no commit, so they are misses until stored anew%s",
             sum(counted.get(outcome, 0) for outcome in _UNVERIFIABLE),
             sum(counted.values()),
             advice if engine.offers_seals and not engine.seals else "",
