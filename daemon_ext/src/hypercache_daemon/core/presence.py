@@ -17,6 +17,7 @@ from hypercache_protocol.presence import (
     HEADER_WORDS,
     VERIFIABLE,
     TableView,
+    Words,
     places,
     word_of,
     words_of,
@@ -24,6 +25,8 @@ from hypercache_protocol.presence import (
 
 _UNPLACED = 0
 _EMPTY = 0
+_PLACE_BITS = 32
+_HASHED_TOGETHER = 1000  # few enough that their bytes stay in the processor's cache
 
 
 class PresenceWords:
@@ -37,16 +40,24 @@ class PresenceWords:
 
     def load(self, uris: Sequence[str], verifiable: npt.NDArray[np.bool_]) -> None:
         """Put all objects of a catalog into an empty table; `verifiable` says which have checksums."""
-        words = words_of([uri.encode() for uri in uris], self._table.geometry.seed)
-        firsts = places(words, self._table.geometry.buckets)[0]
+        words = self._words_of(uris)
+        buckets = places(words, self._table.geometry.buckets)[0]
         words[~verifiable] &= ~VERIFIABLE
-        order = np.argsort(firsts, kind="stable")
-        firsts, words = firsts[order], words[order]
+        # Bucket and place as one number: to sort numbers takes a fifth of what it takes to sort by them.
+        in_order = np.sort(buckets << _PLACE_BITS | np.arange(len(words)))
+        firsts, words = in_order >> _PLACE_BITS, words[in_order & (1 << _PLACE_BITS) - 1]
         ranks = np.arange(len(words)) - np.searchsorted(firsts, firsts)
         fits = ranks < BUCKET_WORDS
         self._table.buckets[firsts[fits], ranks[fits]] = words[fits]
         for word in words[~fits].tolist():
             self._place(word)
+
+    def _words_of(self, uris: Sequence[str]) -> Words:
+        words = np.empty(len(uris), np.uint64)
+        for start in range(0, len(uris), _HASHED_TOGETHER):
+            encoded = [uri.encode() for uri in uris[start : start + _HASHED_TOGETHER]]
+            words[start : start + _HASHED_TOGETHER] = words_of(encoded, self._table.geometry.seed)
+        return words
 
     def change(self, uri: str, before: bool | None, now: bool | None) -> None:
         """What is under `uri`: an object with checksums (True) or without (False), or none."""
