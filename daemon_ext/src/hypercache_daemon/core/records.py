@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,8 @@ _STATE_AT = 16
 _TIER_AT = 17
 _CHECKSUMS_AT = 24
 _NO_CHECKSUMS_BYTES = struct.pack("<i", _NO_CHECKSUMS)
+
+_CUT_TOGETHER = 10_000  # all as one piece would take as much memory again as they do
 
 Heads = npt.NDArray[np.void]
 """One head for each record."""
@@ -101,24 +103,19 @@ def of_tier(records: Mapping[str, bytes], tier: Tier) -> list[StoredObject]:
 
 
 class Columns:
-    """Many records, joined once and cut by numpy: a start does this for every object there is.
+    """Many records, joined and cut by numpy: a start does this for every object there is.
 
     Raises:
         ValueError: one of them is too short for what its head says.
     """
 
-    def __init__(self, records: Collection[bytes]) -> None:
-        lengths = np.fromiter(map(len, records), np.int64, len(records))
-        starts = np.cumsum(lengths) - lengths
-        data = b"".join(records)  # as large as all of them, and gone before anything is made of the columns
-        _check_whole(lengths, np.int64(_HEAD.size))
-        self.heads: Heads = _items_at(data, starts, _HEAD_COLUMNS)
-        counts = self.heads["extents"].astype(np.int64)
-        _check_whole(lengths, _HEAD.size + PACKED_BYTES * counts)
-        before = np.cumsum(counts) - counts  # how many chunks those before a record have
-        places = np.repeat(starts + _HEAD.size - PACKED_BYTES * before, counts)
-        places += PACKED_BYTES * np.arange(len(places))
-        self._chunks: ExtentTable = _items_at(data, places, EXTENT_COLUMNS)
+    def __init__(self, records: Iterable[bytes]) -> None:
+        whole = list(records)
+        parts = [_cut(whole[first : first + _CUT_TOGETHER]) for first in range(0, len(whole), _CUT_TOGETHER)]
+        self.heads: Heads = np.concatenate([np.empty(0, _HEAD_COLUMNS), *(heads for heads, _ in parts)])
+        self._chunks: ExtentTable = np.concatenate(
+            [np.empty(0, EXTENT_COLUMNS), *(chunks for _, chunks in parts)]
+        )
 
     def chunks(self, which: npt.NDArray[np.bool_]) -> ExtentTable:
         """The chunks of those that `which` names, one record after the other."""
@@ -126,11 +123,25 @@ class Columns:
         return chunks
 
 
+def _cut(records: Sequence[bytes]) -> tuple[Heads, ExtentTable]:
+    """The heads and the chunks of some records."""
+    lengths = np.fromiter(map(len, records), np.int64, len(records))
+    starts = np.cumsum(lengths) - lengths
+    data = b"".join(records)
+    _check_whole(lengths, np.int64(_HEAD.size))
+    heads: Heads = _items_at(data, starts, _HEAD_COLUMNS)
+    counts = heads["extents"].astype(np.int64)
+    _check_whole(lengths, _HEAD.size + PACKED_BYTES * counts)
+    before = np.cumsum(counts) - counts  # how many chunks those before a record have
+    places = np.repeat(starts + _HEAD.size - PACKED_BYTES * before, counts)
+    places += PACKED_BYTES * np.arange(len(places))
+    return heads, _items_at(data, places, EXTENT_COLUMNS)
+
+
 def _check_whole(lengths: npt.NDArray[np.int64], least: npt.NDArray[np.int64] | np.int64) -> None:
     # Else the bytes of the next record would be taken for the rest.
-    short = np.flatnonzero(lengths < least)
-    if len(short):
-        raise ValueError(f"{len(short)} of {len(lengths)} records are cut off")
+    if (lengths < least).any():
+        raise ValueError("a record is cut off")
 
 
 def in_tier(heads: Heads, tier: Tier) -> npt.NDArray[np.bool_]:
