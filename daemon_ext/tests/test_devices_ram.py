@@ -158,7 +158,7 @@ def test_removing_what_is_gone_is_fine(ram: RamFiles, folder: Path) -> None:
     assert names(folder) == ["0000000000000003.shm"]
 
 
-def test_free_bytes_are_what_the_folders_file_system_gives_to_us(
+def test_there_is_room_for_what_the_file_system_gives_to_us_and_for_what_is_there(
     ram: RamFiles, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def small(fd: int) -> os.statvfs_result:
@@ -167,11 +167,15 @@ def test_free_bytes_are_what_the_folders_file_system_gives_to_us(
 
     opened = os.open(folder, os.O_RDONLY)
     monkeypatch.setattr(os, "fstatvfs", small)
-    assert ram.free_bytes() == 10 * 4096
+    assert ram.room_bytes() == 10 * 4096
+    ram.create(1)
+    write_chunk(ram.path(1), 0, bytes(4097))
+    (folder / "notes.txt").write_bytes(bytes(4096))
+    assert ram.room_bytes() == 12 * 4096
     os.close(opened)
 
 
-# -- sweeping ------------------------------------------------------------------------------------------
+# -- what a start finds --------------------------------------------------------------------------------
 
 
 def test_a_start_keeps_what_objects_own_and_sweeps_the_rest(folder: Path) -> None:
@@ -180,9 +184,10 @@ def test_a_start_keeps_what_objects_own_and_sweeps_the_rest(folder: Path) -> Non
             ram.create(serial)
             write_chunk(ram.path(serial), 0, bytes(size_bytes))
     with closing(RamFiles(folder, PRIVATE)) as ram:
-        assert ram.sweep({1: 100, 2: 64, 3: 100, 6: 100}) == {3, 6}
-        assert names(folder) == [f"{serial:016x}.shm" for serial in (1, 2, 3)]
-        ram.remove([3, 6])
+        assert ram.lost({1: 100, 2: 64, 3: 100, 6: 100}) == {3, 6}
+        assert names(folder) == [f"{serial:016x}.shm" for serial in (1, 2, 3, 4, 5)]
+        ram.sweep({1, 2})
+        assert names(folder) == [f"{serial:016x}.shm" for serial in (1, 2)]
         assert read_chunk(ram.path(1), 0, 100) == bytes(100)
 
 
@@ -200,7 +205,7 @@ def test_a_sweep_never_touches_names_that_are_not_ours(ram: RamFiles, folder: Pa
         (folder / name).write_bytes(b"keep")
     (folder / "0000000000000002.shm").mkdir()
     (folder / "0000000000000003.shm").symlink_to(folder / "notes.txt")
-    assert ram.sweep({}) == set()
+    ram.sweep(set())
     assert names(folder) == sorted([*strangers, "0000000000000002.shm"])
     assert (folder / "notes.txt").read_bytes() == b"keep"
 
@@ -209,14 +214,14 @@ def test_what_is_no_file_holds_no_object(ram: RamFiles, folder: Path) -> None:
     (folder / "0000000000000001.shm").symlink_to("/etc/passwd")
     (folder / "0000000000000002.shm").mkdir()
     os.mkfifo(folder / "0000000000000003.shm")
-    assert ram.sweep({1: 1, 2: 1, 3: 0}) == {1, 2, 3}
+    assert ram.lost({1: 1, 2: 1, 3: 0}) == {1, 2, 3}
 
 
 def test_kept_files_get_the_access_of_today(folder: Path) -> None:
     with closing(RamFiles(folder, GROUP)) as ram:
         ram.create(1)
     with closing(RamFiles(folder, PRIVATE)) as ram:
-        assert ram.sweep({1: 0}) == set()
+        ram.sweep({1})
         assert (mode(ram.path(1)), mode(folder)) == (0o600, 0o700)
 
 

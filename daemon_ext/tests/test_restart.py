@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,11 @@ from daemon_harness import CHUNK, MIB, Client, Message, eventually, pattern, run
 
 from hypercache_daemon.access import DeviceError
 from hypercache_daemon.catalog import CatalogError
+from hypercache_daemon.catalog_rows import object_row
+from hypercache_daemon.core.extents import Extent, packed
+from hypercache_daemon.core.objects import StoredObject
+from hypercache_protocol.fields import Tier
+from hypercache_protocol.states import SyncStatus
 
 URI = "hypercache://a/b"
 
@@ -183,7 +193,7 @@ async def test_with_the_ram_tier_turned_off_its_objects_are_misses(short_dir: Pa
 
 async def test_a_ram_size_that_the_machine_has_not_is_refused_where_it_was_asked_for(short_dir: Path) -> None:
     with pytest.raises(
-        DeviceError, match=r"--ram-size .*bytes free; ask for less, or give another --ram-dir"
+        DeviceError, match=r"--ram-size .* room for .* bytes; ask for less, or give another --ram-dir"
     ):
         async with running(short_dir, ram_size=1 << 60):
             pass
@@ -191,20 +201,71 @@ async def test_a_ram_size_that_the_machine_has_not_is_refused_where_it_was_asked
         assert (await (await daemon.connect()).ask("ping"))["status"] == "PONG"
 
 
+async def test_a_ram_size_is_not_refused_for_what_the_tier_itself_has_taken(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tight(fd: int) -> os.statvfs_result:
+        taken = sum(path.stat().st_blocks * 512 for path in (short_dir / "ram").iterdir())
+        free = (16 * MIB - taken) // 4096
+        return os.statvfs_result((4096, 4096, 4096, free, free, 7, 7, 7, 0, 255))
+
+    async with running(short_dir) as daemon:
+        await store_in_ram(await daemon.connect())
+    monkeypatch.setattr(os, "fstatvfs", tight)
+    async with running(short_dir) as daemon:
+        client = await daemon.connect()
+        assert (await client.status())["pools"]["ram"]["total_bytes"] == 16 * MIB
+        assert await client.fetch("a") == pattern(0, CHUNK + 5)
+
+
 # -- what is refused -----------------------------------------------------------------------------------
 
 
-async def test_a_start_that_is_refused_lets_go_of_everything(short_dir: Path) -> None:
+def rubbish(catalog: Path) -> None:
+    catalog.write_bytes(b"rubbish")
+
+
+def of_other_devices(catalog: Path) -> None:
+    """Sound, and says that a chunk lies beyond the end of its device."""
+    beyond = replace(AN_OBJECT, packed_extents=packed([Extent(0, 1 << 40, 5)]))
+    with closing(sqlite3.connect(catalog)) as connection, connection:
+        connection.execute("INSERT INTO objects VALUES (?, ?, ?)", object_row(beyond))
+
+
+AN_OBJECT = StoredObject("beyond", Tier.NVME, 5, b"", None, 1, SyncStatus.LOCAL_ONLY)
+
+
+@pytest.mark.parametrize("damage", [rubbish, of_other_devices], ids=lambda damage: damage.__name__)
+async def test_a_start_that_is_refused_changes_nothing_and_lets_go_of_everything(
+    short_dir: Path, damage: Callable[[Path], None]
+) -> None:
     async with running(short_dir) as daemon:
-        await (await daemon.connect()).store(URI, b"bytes")
+        client = await daemon.connect()
+        await client.store(URI, b"bytes")
+        await client.store("ram", b"bytes", tier="ram")
+    swept_later = short_dir / "ram" / f"{1 << 60:016x}.shm"
+    swept_later.touch()
     catalog = short_dir / "pool" / "catalog.sqlite"
     whole = catalog.read_bytes()
-    catalog.write_bytes(b"rubbish")
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(CatalogError, match="damaged"):
+    damage(catalog)
+    before = files_in(short_dir), open_files()
+    with pytest.raises(CatalogError, match=r"damaged|does not fit the devices"):
         async with running(short_dir):
             pass
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert (files_in(short_dir), open_files()) == before
     catalog.write_bytes(whole)
     async with running(short_dir) as daemon:
-        assert await (await daemon.connect()).fetch(URI) == b"bytes"
+        client = await daemon.connect()
+        assert [await client.fetch(uri) for uri in (URI, "ram")] == [b"bytes"] * 2
+        assert not swept_later.exists()
+
+
+def files_in(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def open_files() -> list[str]:
+    """What this process has open, without what only waits to be collected."""
+    gc.collect()
+    links = map(os.path.realpath, Path("/proc/self/fd").iterdir())
+    return sorted(link for link in links if not link.startswith("/proc/"))

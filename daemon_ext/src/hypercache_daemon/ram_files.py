@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -76,40 +76,45 @@ class RamFiles:
             with suppress(FileNotFoundError):
                 os.unlink(_name(serial), dir_fd=self._fd)
 
-    def sweep(self, expected: Mapping[int, int]) -> set[int]:
-        """At start: remove the files that no object owns, and tell which owned ones are no use any more.
+    def lost(self, expected: Mapping[int, int]) -> set[int]:
+        """Which files are no use any more, as all are after a reboot: missing, too short, or no file.
 
         Args:
             expected: serial -> the length in bytes that its file must have at least.
-
-        Returns:
-            The serials whose file is missing or too short, as after a reboot: their objects are lost.
-            Files that are too short stay until `remove`.
         """
-        lost = set(expected)
-        with os.scandir(self._fd) as entries:
-            names = [entry.name for entry in entries if _OURS.fullmatch(entry.name)]
-        for name in names:
-            serial = int(name[:16], 16)
-            if serial not in expected:
+        return {serial for serial, least in expected.items() if self._length(_name(serial)) < least}
+
+    def sweep(self, owned: Container[int]) -> None:
+        """At start: remove the files whose serials no object owns, and set today's access on the others."""
+        for name in self._names():
+            if int(name[:16], 16) in owned:
+                self._adopt(name)
+            else:
                 self._drop(name)
-            elif self._adopt(name) >= expected[serial]:
-                lost.discard(serial)
-        return lost
 
-    def free_bytes(self) -> int:
-        """How much the file system of the folder can still take."""
+    def room_bytes(self) -> int:
+        """How much the files of this tier may take together: what they take, and what the file system of
+        the folder can still take."""
         state = os.fstatvfs(self._fd)
-        return state.f_bavail * state.f_frsize
+        blocks = [os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_blocks for name in self._names()]
+        return state.f_bavail * state.f_frsize + 512 * sum(blocks)
 
-    def _adopt(self, name: str) -> int:
-        """Set today's access on a file of an earlier run; gives its length, and -1 where it is no file."""
-        if not stat.S_ISREG(os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mode):
+    def _names(self) -> list[str]:
+        with os.scandir(self._fd) as entries:
+            return [entry.name for entry in entries if _OURS.fullmatch(entry.name)]
+
+    def _length(self, name: str) -> int:
+        """-1 where there is no file."""
+        try:
+            state = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        except FileNotFoundError:
             return -1
+        return state.st_size if stat.S_ISREG(state.st_mode) else -1
+
+    def _adopt(self, name: str) -> None:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._fd)
         try:
             self._access.apply(fd, self._access.mode())
-            return os.fstat(fd).st_size
         finally:
             os.close(fd)
 

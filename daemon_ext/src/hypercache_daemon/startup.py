@@ -122,23 +122,22 @@ def _load(
 ) -> Opened:
     records = catalog.records()
     holds = catalog.holds()
-    lost = _lost_objects(ram_files, of_tier(records, Tier.RAM))
+    in_ram = of_tier(records, Tier.RAM)
+    lost = _lost_objects(ram_files, in_ram)
     for stored in lost:
         del records[stored.uri]
-    capacities = {
-        device.index: _end_of_chunks(records, holds, device.index) if device.missing else device.size_bytes
-        for device in pool.devices
-    }
-    blocks = Allocator(capacities, devices.RESERVED_BYTES)
+    blocks = Allocator(_sizes(pool, records, holds), devices.RESERVED_BYTES)
     pools = _pools(config, blocks, catalog, ram_files)
     cache = Cache(pools, catalog.epoch, _times(config), _capacities(config))
     presence = _published(config, cache, len(records))
     if presence is not None:
         held.callback(presence.close)
-    # RAM files that no object owns were swept, and their names never come again: nothing to hold back.
-    ram_holds = [hold for hold in holds if hold.tier is Tier.RAM]
     _fill(cache, catalog, records, [hold for hold in holds if hold.tier is Tier.NVME], now, config)
-    _forget(catalog, lost, ram_holds)
+    # Only from here on is anything changed: the catalog fits the devices.
+    if ram_files is not None:
+        ram_files.sweep(_serials(stored for stored in in_ram if stored.uri in records))
+    # Files that no object owns are gone now, and their names never come again: nothing to hold back.
+    _forget(catalog, lost, [hold for hold in holds if hold.tier is Tier.RAM])
     log.info("loaded %d objects; %d are lost with their RAM files", len(records), len(lost))
     dirty = sum(stored.state in DIRTY for stored in lost)
     if dirty:
@@ -157,6 +156,14 @@ def _published(config: Config, cache: Cache, loaded: int) -> SharedTable | None:
     if table is not None:
         cache.publish(PresenceWords(table.view))
     return table
+
+
+def _sizes(pool: devices.Pool, records: dict[str, bytes], holds: Sequence[AddHold]) -> dict[int, int]:
+    """Each device's size in bytes, or what is known of it where it is missing."""
+    return {
+        device.index: _end_of_chunks(records, holds, device.index) if device.missing else device.size_bytes
+        for device in pool.devices
+    }
 
 
 def _end_of_chunks(records: dict[str, bytes], holds: Sequence[AddHold], index: int) -> int:
@@ -232,16 +239,15 @@ def _open_ram(config: Config, access: Access, pool_id: str) -> devices.RamFiles 
 
 def _ram_budget(config: Config, ram_files: devices.RamFiles) -> int:
     """The budget; a default that the machine has no room for shrinks, a wish that it has not is refused."""
-    free_bytes = ram_files.free_bytes()
-    if config.ram_size <= free_bytes:
+    room_bytes = ram_files.room_bytes()
+    if config.ram_size <= room_bytes:
         return int(config.ram_size)
     if config.ram_size_was_given:
         raise DeviceError(
-            f"--ram-size {config.ram_size.human_readable()}: {ram_files.folder} has "
-            f"{free_bytes} bytes free; "
-            "ask for less, or give another --ram-dir"
+            f"--ram-size {config.ram_size.human_readable()}: {ram_files.folder} has room for "
+            f"{room_bytes} bytes; ask for less, or give another --ram-dir"
         )
-    budget_bytes = free_bytes // 2
+    budget_bytes = room_bytes // 2
     log.warning("the RAM tier has %d bytes: %s has no more to give", budget_bytes, ram_files.folder)
     return budget_bytes
 
@@ -252,11 +258,12 @@ def _lost_objects(
     """The RAM objects whose files are gone: all of them after a reboot, or without a RAM tier."""
     if ram_files is None:
         return in_ram
-    expected = {extent.device: extent.length for stored in in_ram for extent in stored.extents}
-    gone = ram_files.sweep(expected)
-    lost = [stored for stored in in_ram if any(extent.device in gone for extent in stored.extents)]
-    ram_files.remove(extent.device for stored in lost for extent in stored.extents)
-    return lost
+    gone = ram_files.lost({extent.device: extent.length for stored in in_ram for extent in stored.extents})
+    return [stored for stored in in_ram if any(extent.device in gone for extent in stored.extents)]
+
+
+def _serials(in_ram: Iterable[StoredObject]) -> Set[int]:
+    return {extent.device for stored in in_ram for extent in stored.extents}
 
 
 def _forget(catalog: Catalog, lost: Iterable[StoredObject], ram_holds: Iterable[AddHold]) -> None:
