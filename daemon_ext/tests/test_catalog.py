@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
@@ -18,9 +19,12 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opened_catalogs import opened
 from umasks import umask
 
-from hypercache_daemon.catalog import SCHEMA_VERSION, Catalog, CatalogError
+from hypercache_daemon import catalog as catalog_module
+from hypercache_daemon.catalog import Catalog, CatalogError
+from hypercache_daemon.catalog_file import SCHEMA_VERSION
 from hypercache_daemon.catalog_rows import AddHold, Delete, DropHold, Put, Remember
 from hypercache_daemon.core.extents import Extent, packed
 from hypercache_daemon.core.objects import StoredObject, packed_checksums
@@ -45,19 +49,21 @@ def made(pool_id: str = POOL) -> Iterator[Path]:
 
 @asynccontextmanager
 async def running(path: Path) -> AsyncIterator[Catalog]:
-    catalog = Catalog.open(path, POOL)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(catalog.run)
-        yield catalog
-        nursery.cancel_scope.cancel()
+    with opened(path, POOL) as catalog:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(catalog.run)
+            yield catalog
+            nursery.cancel_scope.cancel()
 
 
 def read(path: Path, pool_id: str = POOL) -> tuple[list[StoredObject], list[AddHold]]:
     """What a new start finds: objects in the order of their commits, holds in that of their ids."""
     with closing(Catalog.open(path, pool_id)) as catalog:
         found = [stored_of(uri, record) for uri, record in catalog.records().items()]
-        objects = sorted(found, key=lambda stored: stored.generation)
-        return objects, sorted(catalog.holds(), key=lambda hold: (hold.hold_id, hold.part))
+        holds = catalog.holds()
+        with catalog.checked():
+            objects = sorted(found, key=lambda stored: stored.generation)
+    return objects, sorted(holds, key=lambda hold: (hold.hold_id, hold.part))
 
 
 def an_object(uri: str = "u", generation: int = 1, **fields: object) -> StoredObject:
@@ -165,7 +171,7 @@ def test_the_epoch_grows_with_each_start() -> None:
     with made() as path:
         epochs = []
         for _ in range(4):
-            with closing(Catalog.open(path, POOL)) as catalog:
+            with opened(path, POOL) as catalog:
                 epochs.append(catalog.epoch)
     assert epochs == [1, 2, 3, 4]
 
@@ -252,8 +258,7 @@ async def test_a_write_after_the_end_fails_instead_of_waiting_for_ever() -> None
 
 async def test_a_fault_in_a_transaction_reaches_those_who_wait_for_it() -> None:
     too_large = an_object(generation=1 << 70)  # fits in no record: a fault of the caller, not of the disk
-    with made() as path:
-        catalog = Catalog.open(path, POOL)
+    with made() as path, opened(path, POOL) as catalog:
         async with trio.open_nursery() as nursery:
             await nursery.start(ends_with_the_fault, catalog)
             with trio.fail_after(5), pytest.raises(CatalogError):
@@ -392,6 +397,70 @@ def test_a_page_that_forgets_one_of_its_rows_is_refused() -> None:
             forgetful[start + 3 : start + 5] = (cells(whole, start) - 1).to_bytes(2, "big")
             path.write_bytes(forgetful)
             assert "damaged" in refusal(path)
+            assert path.read_bytes() == forgetful
+
+
+def test_what_is_torn_is_told_by_its_page_also_where_reading_fails_before_the_check() -> None:
+    with made() as path:
+        filled(path, many(300))
+        torn = bytearray(path.read_bytes())
+        torn[-4096:] = bytes(4096)
+        path.write_bytes(torn)
+        with closing(Catalog.open(path, POOL)) as catalog, pytest.raises(CatalogError) as caught:
+            catalog.records()
+        assert f"Page {len(torn) // 4096}: " in str(caught.value)
+        assert WAY_OUT in str(caught.value)
+
+
+def test_what_is_torn_outranks_whatever_else_is_wrong() -> None:
+    refused = pytest.raises(CatalogError, match="Main freelist")
+    with torn() as path, closing(Catalog.open(path, POOL)) as catalog, refused, catalog.checked():
+        raise ValueError("the devices are others")
+
+
+def test_what_is_torn_is_neither_counted_as_a_start_nor_written() -> None:
+    with torn() as path:
+        before = path.read_bytes()
+        with closing(Catalog.open(path, POOL)) as catalog:
+            with suppress(CatalogError), catalog.checked():
+                pass
+            assert path.read_bytes() == before
+            with pytest.raises(AssertionError, match="may be torn"):
+                trio.run(run_cancelled, catalog)
+
+
+async def run_cancelled(catalog: Catalog) -> None:
+    with trio.move_on_after(0):
+        await catalog.run()
+
+
+@contextmanager
+def torn() -> Iterator[Path]:
+    """A catalog whose rows can all be read, and whose list of free pages is wrong."""
+    with made() as path:
+        filled(path, many(3))
+        with path.open("r+b") as file:
+            file.seek(36)
+            file.write((1).to_bytes(4, "big"))
+        yield path
+
+
+def test_the_pages_are_checked_while_the_start_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(*_: object) -> None:
+        assert is_going_on.wait(5), "the check held up the start"
+
+    is_going_on = threading.Event()
+    monkeypatch.setattr(catalog_module, "check_pages", wait)
+    with made() as path, closing(Catalog.open(path, POOL)) as catalog, catalog.checked():
+        is_going_on.set()
+
+
+def test_a_start_that_fails_is_not_counted() -> None:
+    with made() as path:
+        with closing(Catalog.open(path, POOL)) as catalog, suppress(ValueError), catalog.checked():
+            raise ValueError("the devices are others")
+        with opened(path, POOL) as catalog:
+            assert catalog.epoch == 1
 
 
 def cells(database: bytes, page_start: int) -> int:
@@ -558,7 +627,7 @@ def test_a_catalog_that_may_be_replaced_leaves_nothing_of_the_old_one() -> None:
         filled(path, many(3))
         path.with_name("c.sqlite-wal").write_bytes(b"old log")
         Catalog.create(path, "q" * 32, replace=True)
-        with closing(Catalog.open(path, "q" * 32)) as catalog:
+        with opened(path, "q" * 32) as catalog:
             assert (catalog.records(), catalog.epoch) == ({}, 1)
 
 
@@ -605,7 +674,7 @@ def test_what_is_to_be_remembered_is_there_for_the_next_start() -> None:
     with made() as path:
         trio.run(write)
         for _ in range(2):
-            with closing(Catalog.open(path, POOL)) as catalog:
+            with opened(path, POOL) as catalog:
                 assert (catalog.remembered["word"], catalog.remembered["other"]) == ("last", "")
 
 

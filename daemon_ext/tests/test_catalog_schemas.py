@@ -1,7 +1,8 @@
 """Catalogs of every released schema, frozen: each later build must open them and find all that is in them.
 
 A new schema takes three steps, and a test here fails until each is made: raise SCHEMA_VERSION, enter in
-`_MIGRATIONS` (catalog.py) what makes it of the one before, and freeze a catalog of it (the test says how).
+`_MIGRATIONS` (catalog_file.py) what makes it of the one before, and freeze a catalog of it (the test says
+how).
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 import trio
+from opened_catalogs import opened
 
-from hypercache_daemon import catalog as catalog_module
-from hypercache_daemon.catalog import SCHEMA_VERSION, Catalog, CatalogError
+from hypercache_daemon import catalog_file
+from hypercache_daemon.catalog import Catalog, CatalogError
+from hypercache_daemon.catalog_file import SCHEMA_VERSION
 from hypercache_daemon.catalog_rows import AddHold, Change, Put, Remember
 from hypercache_daemon.core.extents import Extent, packed
 from hypercache_daemon.core.objects import StoredObject, packed_checksums
@@ -98,12 +101,12 @@ def made_now(path: Path) -> Path:
     """A catalog with all of the above, as this build makes it."""
 
     async def write() -> None:
-        catalog = Catalog.open(path, POOL)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(catalog.run)
-            puts: list[Change] = [Put(stored) for stored in OBJECTS]
-            await catalog.write([*puts, *HOLDS, WORD])
-            nursery.cancel_scope.cancel()
+        with opened(path, POOL) as catalog:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(catalog.run)
+                puts: list[Change] = [Put(stored) for stored in OBJECTS]
+                await catalog.write([*puts, *HOLDS, WORD])
+                nursery.cancel_scope.cancel()
 
     Catalog.create(path, POOL, replace=False)
     trio.run(write)
@@ -122,7 +125,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_each_released_schema_has_a_frozen_catalog_that_nobody_edited() -> None:
-    oldest = min(catalog_module._MIGRATIONS, default=SCHEMA_VERSION)
+    oldest = min(catalog_file._MIGRATIONS, default=SCHEMA_VERSION)
     assert list(FROZEN) == list(range(oldest, SCHEMA_VERSION + 1)), "freeze a catalog of the new schema"
     for schema, digest in FROZEN.items():
         assert hashlib.sha256((FOLDER / f"schema-{schema}.sql").read_bytes()).hexdigest() == digest
@@ -131,7 +134,7 @@ def test_each_released_schema_has_a_frozen_catalog_that_nobody_edited() -> None:
 @pytest.mark.parametrize("schema", FROZEN)
 def test_everything_in_a_frozen_catalog_is_found(path: Path, schema: int) -> None:
     thawed(schema, path)
-    with closing(Catalog.open(path, POOL)) as catalog:
+    with opened(path, POOL) as catalog:
         found = [stored_of(uri, record) for uri, record in catalog.records().items()]
         assert sorted(found, key=lambda stored: stored.generation) == OBJECTS
         assert sorted(catalog.holds(), key=lambda hold: (hold.hold_id, hold.part)) == HOLDS
@@ -156,15 +159,15 @@ def test_what_this_build_writes_is_what_was_frozen_of_its_schema(path: Path, tmp
 def next_schema(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[str, ...]]:
     """What the build after this one may enter."""
     migrations = {SCHEMA_VERSION: ("CREATE TABLE more (x)", "INSERT INTO more VALUES (1)")}
-    monkeypatch.setattr(catalog_module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
-    monkeypatch.setattr(catalog_module, "_MIGRATIONS", migrations)
+    monkeypatch.setattr(catalog_file, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    monkeypatch.setattr(catalog_file, "_MIGRATIONS", migrations)
     return migrations
 
 
 def test_a_migration_is_made_once_and_loses_nothing(path: Path, next_schema: object) -> None:
     thawed(SCHEMA_VERSION, path)
     for epoch in (2, 3):
-        with closing(Catalog.open(path, POOL)) as catalog:
+        with opened(path, POOL) as catalog:
             assert len(catalog.records()) == len(OBJECTS)
             assert catalog.epoch == epoch
     assert contents(path)["more"][1] == [(1,)]
@@ -176,6 +179,17 @@ def test_a_migration_that_fails_changes_nothing(path: Path, next_schema: dict[in
     thawed(SCHEMA_VERSION, path)
     before = contents(path)
     with pytest.raises(CatalogError, match="nowhere"):
+        Catalog.open(path, POOL)
+    assert contents(path) == before
+
+
+def test_what_is_torn_is_not_migrated(path: Path, next_schema: object) -> None:
+    thawed(SCHEMA_VERSION, path)
+    with path.open("r+b") as file:
+        file.seek(36)  # how many pages are free, which are none
+        file.write((1).to_bytes(4, "big"))
+    before = contents(path)
+    with pytest.raises(CatalogError, match="Main freelist"):
         Catalog.open(path, POOL)
     assert contents(path) == before
 

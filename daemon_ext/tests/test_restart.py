@@ -225,6 +225,13 @@ def rubbish(catalog: Path) -> None:
     catalog.write_bytes(b"rubbish")
 
 
+def torn(catalog: Path) -> None:
+    """Every row is there still, and the list of free pages tells of one that there isn't."""
+    with catalog.open("r+b") as file:
+        file.seek(36)
+        file.write((1).to_bytes(4, "big"))
+
+
 def of_other_devices(catalog: Path) -> None:
     """Sound, and says that a chunk lies beyond the end of its device."""
     beyond = replace(AN_OBJECT, packed_extents=packed([Extent(0, 1 << 40, 5)]))
@@ -235,7 +242,7 @@ def of_other_devices(catalog: Path) -> None:
 AN_OBJECT = StoredObject("beyond", Tier.NVME, 5, b"", None, 1, SyncStatus.LOCAL_ONLY)
 
 
-@pytest.mark.parametrize("damage", [rubbish, of_other_devices], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("damage", [rubbish, torn, of_other_devices], ids=lambda damage: damage.__name__)
 async def test_a_start_that_is_refused_changes_nothing_and_lets_go_of_everything(
     short_dir: Path, damage: Callable[[Path], None]
 ) -> None:

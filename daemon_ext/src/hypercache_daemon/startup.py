@@ -122,18 +122,19 @@ def _load(
 ) -> Opened:
     records = catalog.records()
     holds = catalog.holds()
-    in_ram = of_tier(records, Tier.RAM)
-    lost = _lost_objects(ram_files, in_ram)
-    for stored in lost:
-        del records[stored.uri]
-    blocks = Allocator(_sizes(pool, records, holds), devices.RESERVED_BYTES)
-    pools = _pools(config, blocks, catalog, ram_files)
-    cache = Cache(pools, catalog.epoch, _times(config), _capacities(config))
-    presence = _published(config, cache, len(records))
-    if presence is not None:
-        held.callback(presence.close)
-    _fill(cache, catalog, records, [hold for hold in holds if hold.tier is Tier.NVME], now, config)
-    # Only from here on is anything changed: the catalog fits the devices.
+    with catalog.checked():
+        in_ram = of_tier(records, Tier.RAM)
+        lost = _lost_objects(ram_files, in_ram)
+        for stored in lost:
+            del records[stored.uri]
+        blocks = Allocator(_sizes(pool, records, holds), devices.RESERVED_BYTES)
+        pools = _pools(config, blocks, catalog, ram_files)
+        cache = Cache(pools, catalog.epoch, _times(config), _capacities(config))
+        presence = _published(config, cache, len(records))
+        if presence is not None:
+            held.callback(presence.close)
+        _fill(cache, catalog, records, [hold for hold in holds if hold.tier is Tier.NVME], now, config)
+    # Only from here on is anything changed: the catalog was not torn, and fits the devices.
     if ram_files is not None:
         ram_files.sweep(_serials(stored for stored in in_ram if stored.uri in records))
     # Files that no object owns are gone now, and their names never come again: nothing to hold back.
