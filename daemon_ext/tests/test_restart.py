@@ -7,7 +7,6 @@ import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -234,12 +233,10 @@ def torn(catalog: Path) -> None:
 
 def of_other_devices(catalog: Path) -> None:
     """Sound, and says that a chunk lies beyond the end of its device."""
-    beyond = replace(AN_OBJECT, packed_extents=packed([Extent(0, 1 << 40, 5)]))
+    chunk = packed([Extent(0, 1 << 40, 5)])
+    beyond = StoredObject("beyond", Tier.NVME, 5, chunk, None, 1, SyncStatus.LOCAL_ONLY)
     with closing(sqlite3.connect(catalog)) as connection, connection:
         connection.execute("INSERT INTO objects VALUES (?, ?, ?)", object_row(beyond))
-
-
-AN_OBJECT = StoredObject("beyond", Tier.NVME, 5, b"", None, 1, SyncStatus.LOCAL_ONLY)
 
 
 @pytest.mark.parametrize("damage", [rubbish, torn, of_other_devices], ids=lambda damage: damage.__name__)
