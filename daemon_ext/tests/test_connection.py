@@ -28,6 +28,7 @@ from frames import framed
 from hypercache_daemon.connection import DEFAULT_LIMITS, Connection, ConnectionLimits
 from hypercache_daemon.peers import Peer
 from hypercache_daemon.rights import Rights
+from hypercache_daemon.stream import READ_BYTES
 from hypercache_protocol.messages import ChunkLocation, HitReply
 from hypercache_protocol.session import Limits
 from hypercache_protocol.versions import LATEST
@@ -63,21 +64,29 @@ async def test_a_request_that_waits_for_nothing_costs_one_turn_of_the_event_loop
         assert max(turns.counts.values()) == 10
 
 
-async def test_others_have_their_turn_between_long_batches_that_came_together(short_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "batches", "turns_at_least"),
+    [({}, 24, 6), ({"layouts": True}, 10, 10)],
+    ids=["2,048 looked up", "512 with layouts"],
+)
+async def test_others_have_their_turn_between_long_batches_that_came_together(
+    short_dir: Path, asked: dict[str, bool], batches: int, turns_at_least: int
+) -> None:
+    suffixes = [f"{key}" for key in range(512)]
+    numbers = range(1, batches + 1)
+    frames = [msgpack.packb([number, "locate_many", {"suffixes": suffixes, **asked}]) for number in numbers]
+    data = b"".join(struct.pack(">I", len(frame)) + frame for frame in frames)
+    assert len(data) < READ_BYTES, "else there is a turn for each time that some of it is read"
     async with running(short_dir) as daemon:
         client = await framed(daemon)
-        frames = [
-            msgpack.packb([number, "locate_many", {"suffixes": [f"{key}" for key in range(512)]}])
-            for number in range(1, 11)
-        ]
         turns = Turns()
         trio.lowlevel.add_instrument(turns)
-        await client.send_bytes(b"".join(struct.pack(">I", len(frame)) + frame for frame in frames))
-        for number in range(1, 11):
+        await client.send_bytes(data)
+        for number in numbers:
             assert (await client.reply(number))["status"] == "LOCATED_MANY"
         trio.lowlevel.remove_instrument(turns)
         del turns.counts[trio.lowlevel.current_task()]
-        assert max(turns.counts.values()) >= 10
+        assert max(turns.counts.values()) >= turns_at_least
 
 
 class ReadsAtOnce:
@@ -88,7 +97,7 @@ class ReadsAtOnce:
         self._turns = turns
         self.sent_in: list[int] = []
 
-    async def receive(self, _: int) -> bytes:
+    async def receive(self) -> bytes:
         await trio.lowlevel.checkpoint()
         return self._data.pop()
 

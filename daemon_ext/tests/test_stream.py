@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from hypercache_daemon.stream import Stream
+from hypercache_daemon.stream import LONG_READ_BYTES, READ_BYTES, Stream
 
 
 @pytest.fixture
@@ -28,11 +28,27 @@ async def test_it_receives_what_came_and_then_the_end(ends: tuple[Stream, socket
     stream, peer = ends
     peer.sendall(b"abcdef")
     peer.close()
-    assert [await stream.receive(4), await stream.receive(4), await stream.receive(4)] == [
-        b"abcd",
-        b"ef",
-        b"",
-    ]
+    assert [await stream.receive(), await stream.receive()] == [b"abcdef", b""]
+
+
+async def test_who_sends_much_is_read_in_larger_pieces_until_little_comes(
+    ends: tuple[Stream, socket.socket],
+) -> None:
+    stream, peer = ends
+    peer.setblocking(False)
+    data = bytes(range(256)) * (LONG_READ_BYTES // 256)
+    pieces = []
+    for _ in range(2):
+        left = sent = peer.send(data)
+        assert sent > 2 * READ_BYTES
+        while left:
+            pieces.append(await stream.receive())
+            left -= len(pieces[-1])
+        peer.send(b"little")
+        assert await stream.receive() == b"little"
+    lengths = list(map(len, pieces))
+    assert lengths == [READ_BYTES, sent - READ_BYTES] * 2
+    assert b"".join(pieces) == data[:sent] * 2
 
 
 async def test_it_sends_at_once_what_the_kernel_takes_and_waits_for_the_rest(
@@ -61,7 +77,7 @@ async def test_once_told_to_stop_it_still_gives_what_had_arrived_and_the_peer_le
     stream.stop_receiving()
     with pytest.raises(BrokenPipeError):
         peer.sendall(b"after")
-    assert [await stream.receive(64), await stream.receive(64)] == [b"before", b""]
+    assert [await stream.receive(), await stream.receive()] == [b"before", b""]
     assert stream.send_now(b"answer") == 6
     assert peer.recv(64) == b"answer"
 
@@ -73,7 +89,7 @@ async def test_whoever_waits_hears_of_the_end(ends: tuple[Stream, socket.socket]
 
     async def wait() -> None:
         try:
-            assert await stream.receive(64) == b""
+            assert await stream.receive() == b""
         except trio.ClosedResourceError:
             assert end == "close"
         heard.set()
@@ -100,7 +116,7 @@ async def test_after_close_everything_says_so(ends: tuple[Stream, socket.socket]
     stream.close()
     stream.close()
     with pytest.raises(trio.ClosedResourceError):
-        await stream.receive(1)
+        await stream.receive()
     with pytest.raises(trio.ClosedResourceError):
         stream.send_now(b"x")
     with pytest.raises(trio.ClosedResourceError):

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import trio
 
-from hypercache_protocol.batches import BatchRequest, PresenceTableReply
+from hypercache_protocol.batches import BatchRequest, LocateMany, PresenceTableReply
 from hypercache_protocol.errors import ErrorCode, LocalProtocolError
-from hypercache_protocol.messages import ErrorReply, Reply
+from hypercache_protocol.messages import ErrorReply, Reply, Request
 from hypercache_protocol.session import (
     ConnectionClosed,
     Limits,
@@ -40,10 +40,10 @@ from .stream import Stream
 
 log = logging.getLogger(__name__)
 
-_READ_BYTES = 64 * 1024
 _FLUSH_BYTES = 64 * 1024
 _TURN = 64  # requests answered or refused before other connections get their turn …
-_KEYS = 8  # … where so many keys of a batch count as one more
+_LOOKED_UP = 32  # … where so many keys that are only looked up count as one more …
+_KEYS = 8  # … and so many keys of any other batch
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,16 @@ class Connection:
         work = 0
         while True:
             event = self._session.next_event()
-            work += 1
             match event:
                 case NeedData():
+                    work += 1
                     await self._flush()
                     self._session.receive_data(await self._receive())
                 case RequestReceived():
                     await self._answer(event, answering)
-                    if isinstance(event.request, BatchRequest):
-                        work += len(event.request.suffixes) // _KEYS
+                    work += _weight(event.request)
                 case RequestRejected():
+                    work += 1
                     await self._reply(event.request_id, event.reply)
                     if event.fatal:
                         await self._refuse()
@@ -149,12 +149,12 @@ class Connection:
         idle_s = self._limits.idle_timeout_s
         while idle_s < math.inf:  # the usual connection is spared the cost of a deadline
             with trio.move_on_after(idle_s):
-                return await self._stream.receive(_READ_BYTES)
+                return await self._stream.receive()
             if self._slots.value == self._limits.max_in_flight:  # else a request is under way
                 log.info("connection %d was idle for %g s and is closed", self._id, idle_s)
                 self.was_idle, idle_s = True, math.inf
                 self.stop()
-        return await self._stream.receive(_READ_BYTES)
+        return await self._stream.receive()
 
     async def _answer(self, event: RequestReceived, answering: trio.Nursery) -> None:
         reply = self._handlers.answer_now(event.request, self._caller)
@@ -221,5 +221,16 @@ class Connection:
         self._stream.send_eof()
         left = self._limits.drain_bytes
         with trio.move_on_after(self._limits.drain_s):
-            while left > 0 and (data := await self._stream.receive(_READ_BYTES)):
+            while left > 0 and (data := await self._stream.receive()):
                 left -= len(data)
+
+
+def _weight(request: Request) -> int:
+    """How many small requests it costs as much as."""
+    match request:
+        case LocateMany(layouts=False):
+            return 1 + len(request.suffixes) // _LOOKED_UP
+        case BatchRequest():
+            return 1 + len(request.suffixes) // _KEYS
+        case _:
+            return 1

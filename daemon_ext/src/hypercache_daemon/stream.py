@@ -4,7 +4,9 @@ Trio's own SocketStream goes around the loop for every write, even one that the 
 looks before it waits. That is safe anywhere, and two thirds of what a small request costs. Here the rules
 are:
 1. `receive` always gives other tasks a turn; `send_now` never does, so its caller has to, now and then.
-2. One task receives and one sends at a time. `stop_receiving` and `close` may come from any task.
+2. Whoever sends much is read in larger pieces, so that its requests cost fewer turns. To all others so much
+   memory for each read would be a loss.
+3. One task receives and one sends at a time. `stop_receiving` and `close` may come from any task.
 """
 
 from __future__ import annotations
@@ -19,14 +21,19 @@ from array import array
 
 import trio
 
+READ_BYTES = 64 * 1024
+LONG_READ_BYTES = 256 * 1024
+"""More than the kernel keeps, mostly, of what one peer sent."""
+
 
 class Stream:
     """Wraps a connected stream socket, and owns it."""
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._socket = sock
+        self._next_read_bytes = READ_BYTES
 
-    async def receive(self, most_bytes: int) -> bytes:
+    async def receive(self) -> bytes:
         """What came by now, once something did; b"" at the end.
 
         Raises:
@@ -36,11 +43,13 @@ class Stream:
         while True:
             await trio.lowlevel.wait_readable(self._descriptor())
             try:
-                return os.read(self._descriptor(), most_bytes)
+                data = os.read(self._descriptor(), self._next_read_bytes)
             except BlockingIOError:  # the kernel may change its mind
                 continue
             except OSError as error:
                 raise trio.BrokenResourceError from error
+            self._next_read_bytes = LONG_READ_BYTES if len(data) >= READ_BYTES else READ_BYTES
+            return data
 
     def send_now(self, data: bytes | bytearray | memoryview) -> int:
         """How many bytes the kernel took without waiting.
