@@ -51,13 +51,12 @@ class UriMapping:
 
     def encoded(self, keys: Sequence[str]) -> list[bytes]:
         """The same in UTF-8."""
-        # All at once, and one by one only where there is something to encode in a key.
-        together = "\n".join(keys).encode("utf-8", "surrogatepass")
-        if keys and together.translate(None, delete=_SAFE) == b"\n" * (len(keys) - 1):
+        # Whether there is something to encode in a key is seen of all at once.
+        together = "".join(keys).encode("utf-8", "surrogatepass")
+        if not together.translate(None, delete=_SAFE):
             plain = self._plain.encode()
-            uris = (plain + together.replace(b"\n", b"\n" + plain)).split(b"\n")
-            if max(map(len, uris)) <= _LONGEST_URI_BYTES:
-                return uris
+            if len(plain) + max(map(len, keys), default=0) <= _LONGEST_URI_BYTES:
+                return [plain + key.encode() for key in keys]
         return [uri.encode() for uri in self.uris(keys)]
 
     def split(self, keys: Sequence[str]) -> tuple[str, tuple[str, ...]]:

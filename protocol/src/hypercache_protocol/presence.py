@@ -111,10 +111,8 @@ class TableView:
         """A `Presence` for each uri, as a plain int."""
         # As few steps as may be, of all uris each: after a pause a step's code costs more than its numbers.
         words = words_of(uris, self.geometry.seed)
-        rows = self.buckets.take(places(words, len(self.buckets)), axis=0).reshape(-1, BUCKET_WORDS)
-        # Turned, since numpy is slow over eight words at a time.
-        columns = rows.T.reshape(2 * BUCKET_WORDS, -1)
-        columns ^= words
+        differences = self.buckets.take(places(words, len(self.buckets)), axis=0)
+        differences ^= words[:, np.newaxis]
         # The same word leaves 0, one without checksums 1, and any other, or an empty place, a large number.
-        states: list[int] = columns.min(axis=0, initial=_ABSENT).tolist()
+        states: list[int] = differences.min(axis=(0, 2), initial=_ABSENT).tolist()
         return states
