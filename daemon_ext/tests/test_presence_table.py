@@ -10,7 +10,7 @@ import socket
 import struct
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from daemon_harness import DEADLINE_S, Daemon, line, pattern, running, sums_of
 from frames import HELLO, framed
 
 from hypercache_compat.waiting import wait_until
-from hypercache_daemon import presence_table
-from hypercache_daemon.presence_table import geometry_for
+from hypercache_daemon import presence_table, startup
+from hypercache_daemon.catalog import CatalogError
+from hypercache_daemon.presence_table import SharedTable, geometry_for
 from hypercache_protocol.presence import Geometry, Presence, TableView
 
 ASK = msgpack.packb([1, "get_presence_table", {}])
@@ -247,6 +248,31 @@ async def test_a_client_that_hangs_up_before_it_gets_the_table_costs_nobody_anyt
             await client.send("get_presence_table")
             await client.aclose()
         assert (await (await daemon.connect()).ask("ping"))["status"] == "PONG"
+
+
+async def test_a_table_has_room_for_twice_what_a_start_finds(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        table = startup._published(daemon.config, daemon.parts.store.cache, 100_000)
+        assert table is not None
+        with closing(table):
+            assert table.view.geometry.buckets == 1 << 17
+
+
+async def test_a_start_that_fails_lets_go_of_its_table(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = SharedTable.close
+    let_go: list[SharedTable] = []
+
+    def fails(*_: object) -> None:
+        raise CatalogError("a test")
+
+    monkeypatch.setattr(startup, "_fill", fails)
+    monkeypatch.setattr(SharedTable, "close", lambda table: let_go.append(table) or close(table))
+    with pytest.raises(CatalogError, match="a test"):
+        async with running(short_dir):
+            pass
+    assert len(let_go) == 1
 
 
 @pytest.mark.parametrize(
