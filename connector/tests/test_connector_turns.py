@@ -14,7 +14,6 @@ from hypercache_connector.turns import Turns, Write
 
 MIB = 1 << 20
 CHUNK = 4 * MIB
-READERS = 16
 
 
 def comes(turns: Turns, size_bytes: int = CHUNK) -> Write:
@@ -23,70 +22,94 @@ def comes(turns: Turns, size_bytes: int = CHUNK) -> Write:
     return write
 
 
+def loading(write_share: float) -> Turns:
+    """A load is under way."""
+    turns = Turns(write_share)
+    turns.load_begins()
+    return turns
+
+
 # -- one rule each -----------------------------------------------------------------------------------------
 
 
 def test_without_loads_no_write_need_ask_and_any_that_does_begins_at_once() -> None:
-    turns = Turns(0.01, READERS)
+    turns = Turns(0.01)
     assert not turns.bounded
     assert all(comes(turns).at_work for _ in range(100))
 
 
-@pytest.mark.parametrize(("write_share", "at_work"), [(0.01, 1), (0.2, 4), (0.5, 16), (0.999, 40), (1.0, 40)])
-def test_while_a_load_runs_writes_have_their_share_of_the_bytes_at_work(
-    write_share: float, at_work: int
-) -> None:
-    turns = Turns(write_share, READERS)
-    turns.load_begins(16, 16 * CHUNK)
-    assert turns.bounded == (write_share < 1)
-    assert sum(comes(turns).at_work for _ in range(40)) == at_work
+def test_a_share_of_one_is_no_bound() -> None:
+    turns = loading(1.0)
+    assert not turns.bounded
+    assert all(comes(turns).at_work for _ in range(100))
 
 
-@pytest.mark.parametrize(("chunks", "at_work"), [(4, 1), (8, 2), (16, 4), (17, 4), (1000, 4)])
-def test_of_a_large_load_only_as_many_chunks_count_as_there_are_readers(chunks: int, at_work: int) -> None:
-    turns = Turns(0.2, READERS)
-    turns.load_begins(chunks // 2, chunks // 2 * CHUNK)
-    turns.load_begins(chunks - chunks // 2, (chunks - chunks // 2) * CHUNK)
-    assert sum(comes(turns).at_work for _ in range(40)) == at_work
+@pytest.mark.parametrize(("write_share", "reads"), [(0.2, 4), (0.5, 1)])
+def test_while_a_load_runs_a_write_begins_for_so_many_reads(write_share: float, reads: int) -> None:
+    turns = loading(write_share)
+    assert turns.bounded
+    assert comes(turns).at_work
+    waiting = [comes(turns) for _ in range(3)]
+    for write in waiting:
+        assert [turns.loaded(CHUNK) for _ in range(reads)] == [[]] * (reads - 1) + [[write]]
 
 
-def test_beside_small_reads_one_large_write_is_at_work() -> None:
-    turns = Turns(0.2, READERS)
-    turns.load_begins(16, 16 * 256 << 10)
+def test_one_large_read_begins_as_many_small_writes_as_it_earns() -> None:
+    turns = loading(0.2)
+    assert comes(turns).at_work
+    waiting = [comes(turns, MIB // 4) for _ in range(6)]
+    assert turns.loaded(CHUNK) == waiting[:4]
+
+
+def test_loads_earn_nothing_while_no_write_waits() -> None:
+    turns = loading(0.2)
+    assert turns.loaded(100 * CHUNK) == []
     assert [comes(turns).at_work for _ in range(3)] == [True, False, False]
 
 
-def test_what_is_at_work_already_ends_before_the_next_write_begins() -> None:
-    turns = Turns(0.2, READERS)
-    early = [comes(turns) for _ in range(8)]
-    turns.load_begins(1, CHUNK)
-    late = comes(turns)
-    assert [turns.write_leaves(write) for write in early] == [[]] * 7 + [[late]]
+def test_one_write_is_always_at_work_and_what_it_takes_beyond_its_share_is_no_debt() -> None:
+    turns = loading(0.2)
+    for _ in range(10):
+        turns.write_leaves(comes(turns))
+    assert comes(turns).at_work
+    waiting = comes(turns)
+    assert turns.loaded(4 * CHUNK) == [waiting]
+
+
+def test_a_load_that_begins_or_ends_beside_another_one_lets_no_write_in() -> None:
+    turns = loading(0.2)
+    assert comes(turns).at_work
+    waiting = comes(turns)
+    turns.load_begins()
+    turns.load_ends()
+    assert turns.bounded
+    assert turns.loaded(3 * CHUNK) == []
+    assert turns.loaded(CHUNK) == [waiting]
 
 
 def test_writes_begin_in_the_order_in_which_they_came_and_one_that_leaves_lets_the_next_by() -> None:
-    turns = Turns(0.2, READERS)
-    turns.load_begins(2, 8 * MIB)
+    turns = loading(0.2)
     assert comes(turns, MIB).at_work
     large, small = comes(turns, CHUNK), comes(turns, MIB)
-    assert (large.at_work, small.at_work) == (False, False)
+    assert turns.loaded(4 * MIB) == []
     assert turns.write_leaves(large) == [small]
 
 
-def test_a_write_that_insists_begins_out_of_turn_and_counts_as_any_other() -> None:
-    turns = Turns(0.2, READERS)
-    turns.load_begins(1, CHUNK)
+def test_a_write_that_insists_begins_out_of_turn_and_takes_what_was_earned() -> None:
+    turns = loading(0.2)
     hanging, waiting, insisting = comes(turns), comes(turns), comes(turns)
+    assert hanging.at_work
+    assert turns.loaded(3 * CHUNK) == []
     turns.write_insists(insisting)
     assert (insisting.at_work, waiting.at_work) == (True, False)
     turns.write_insists(insisting)
-    assert turns.write_leaves(hanging) == []
-    assert turns.write_leaves(insisting) == [waiting]
+    assert turns.write_leaves(insisting) == []
+    assert turns.loaded(3 * CHUNK) == []
+    assert turns.loaded(CHUNK) == [waiting]
 
 
 def test_a_write_that_never_came_may_leave() -> None:
-    turns = Turns(0.2, READERS)
-    turns.load_begins(1, CHUNK)
+    turns = loading(0.2)
     assert comes(turns).at_work
     waiting = comes(turns)
     assert turns.write_leaves(Write(CHUNK)) == []
@@ -94,16 +117,25 @@ def test_a_write_that_never_came_may_leave() -> None:
 
 
 def test_after_the_last_load_the_bound_grows_with_what_is_written_until_it_is_none() -> None:
-    turns = Turns(0.2, READERS)
-    turns.load_begins(1, CHUNK)
+    turns = loading(0.2)
     at_work = deque(write for write in [comes(turns) for _ in range(100)] if write.at_work)
-    assert len(at_work) == 1
-    assert turns.load_ends(1, CHUNK) == [], "the next batch may come any moment"
+    turns.load_ends()
+    assert len(at_work) == 1, "the next batch may come any moment"
     counts = []
     while turns.bounded:
         at_work += turns.write_leaves(at_work.popleft())
         counts.append(len(at_work))
-    assert counts == [*range(1, 16), 100 - 16], "one more with each, and at last all that are left"
+    assert counts == [*range(2, 16), 100 - 15], "one more with each, and at last all that are left"
+
+
+def test_a_load_that_begins_again_ends_that_growth() -> None:
+    turns = loading(0.2)
+    first, *_ = [comes(turns) for _ in range(100)]
+    turns.load_ends()
+    second, third = turns.write_leaves(first)
+    turns.load_begins()
+    assert turns.write_leaves(second) == []
+    assert len(turns.write_leaves(third)) == 1, "one may always be at work"
 
 
 # -- in every order ----------------------------------------------------------------------------------------
@@ -114,22 +146,34 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.turns = Turns(0.2, READERS)
-        self.loads: list[tuple[int, int]] = []
+        self.turns = Turns(0.2)
+        self.loads = 0
+        self.loaded_bytes = 0
+        """Since loads began after a time without any."""
+        self.begun_bytes = 0
+        """Of writes beside others at work, since then."""
         self.writes: list[Write] = []
         self.came: deque[Write] = deque()
 
-    @rule(chunks=st.integers(1, 40), size_bytes=st.sampled_from([1, MIB, CHUNK]))
-    def load_begins(self, chunks: int, size_bytes: int) -> None:
-        self.loads.append((chunks, chunks * size_bytes))
-        self.begun(self.turns.load_begins(*self.loads[-1]))
+    @rule()
+    def load_begins(self) -> None:
+        if not self.loads:
+            self.loaded_bytes = self.begun_bytes = 0
+        self.loads += 1
+        self.turns.load_begins()
         assert self.turns.bounded
 
     @precondition(lambda self: self.loads)
-    @rule(data=st.data())
-    def load_ends(self, data: st.DataObject) -> None:
-        load = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
-        self.begun(self.turns.load_ends(*load))
+    @rule(size_bytes=st.sampled_from([1, MIB, CHUNK, 16 * CHUNK]))
+    def loaded(self, size_bytes: int) -> None:
+        self.loaded_bytes += size_bytes
+        self.begun(self.turns.loaded(size_bytes))
+
+    @precondition(lambda self: self.loads)
+    @rule()
+    def load_ends(self) -> None:
+        self.loads -= 1
+        self.turns.load_ends()
 
     @rule(size_bytes=st.sampled_from([1, MIB, CHUNK]))
     def write_comes(self, size_bytes: int) -> None:
@@ -147,16 +191,16 @@ class AnyOrder(RuleBasedStateMachine):
         self.begun(self.turns.write_leaves(write))
 
     def begun(self, writes: list[Write]) -> None:
-        beside = sum(write.size_bytes for write in self.writes if write.at_work and write not in writes)
+        beside = any(write.at_work for write in self.writes if write not in writes)
         for write in writes:
             assert write is self.came.popleft(), "in the order in which they came"
-            if self.loads and beside:
-                assert beside + write.size_bytes <= self.read_bytes_at_work() / 4
-            beside += write.size_bytes
+            self.begun_bytes += write.size_bytes if beside else 0
+            beside = True
 
-    def read_bytes_at_work(self) -> float:
-        chunks = sum(chunks for chunks, _ in self.loads)
-        return sum(size_bytes for _, size_bytes in self.loads) / chunks * min(chunks, READERS)
+    @invariant()
+    def writes_take_no_more_than_loads_earn(self) -> None:
+        # What was earned for a chunk that had not begun when the last load ended may be left from before.
+        assert not self.loads or self.begun_bytes <= self.loaded_bytes / 4 + CHUNK
 
     @invariant()
     def no_write_waits_without_a_reason(self) -> None:
@@ -166,8 +210,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Without loads, those that wait get through by the ends of the others."""
-        while self.loads:
-            self.begun(self.turns.load_ends(*self.loads.pop()))
+        for _ in range(self.loads):
+            self.turns.load_ends()
         for _ in range(len(self.writes)):
             write = next(each for each in self.writes if each.at_work)
             self.writes.remove(write)
@@ -182,10 +226,13 @@ TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=30, deadli
 # -- on a simulated device ---------------------------------------------------------------------------------
 
 
-def simulated(write_share: float, readers: int, pause_s: float = 0.0) -> dict[str, float]:
+def simulated(
+    write_share: float, readers: int, *, pause_s: float = 0.0, summing_s: float = 0.0
+) -> dict[str, float]:
     """MiB moved in 4 s by batches of loads of four chunks for each reader, with pauses between, and by 16
-    writers without a pause, on a device that serves 1,000 MiB/s in the order in which it is asked."""
-    turns = Turns(write_share, readers)
+    writers without a pause, on a device that serves 1,000 MiB/s in the order in which it is asked. A reader
+    asks for no other chunk until it has summed the last one."""
+    turns = Turns(write_share)
     moved = {"read": 0.0, "write": 0.0}
     free_at_s, left, order = 0.0, 0, itertools.count()
     events: list[tuple[float, int, str, Write]] = []
@@ -197,7 +244,7 @@ def simulated(write_share: float, readers: int, pause_s: float = 0.0) -> dict[st
         nonlocal free_at_s
         for write in writes:
             free_at_s = max(free_at_s, now_s) + write.size_bytes / MIB / 1000
-            at(free_at_s, kind, write)
+            at(free_at_s + (summing_s if kind == "read" else 0.0), kind, write)
 
     def write_comes(now_s: float) -> None:
         write = Write(CHUNK)
@@ -211,14 +258,15 @@ def simulated(write_share: float, readers: int, pause_s: float = 0.0) -> dict[st
         match kind:
             case "load":
                 left = 4 * readers
-                asks(now_s, "write", turns.load_begins(left, left * CHUNK))
+                turns.load_begins()
                 asks(now_s, "read", [Write(CHUNK) for _ in range(readers)])
             case "read":
                 left -= 1
+                asks(now_s, "write", turns.loaded(CHUNK))
                 if left >= readers:
                     asks(now_s, "read", [Write(CHUNK)])
                 if not left:
-                    asks(now_s, "write", turns.load_ends(4 * readers, 4 * readers * CHUNK))
+                    turns.load_ends()
                     at(now_s + pause_s, "load", Write(0))
             case "write":
                 if chunk.at_work:
@@ -233,11 +281,18 @@ def simulated(write_share: float, readers: int, pause_s: float = 0.0) -> dict[st
 @pytest.mark.parametrize("readers", [4, 16, 32])
 def test_loads_keep_their_speed_and_stores_go_on(readers: int, pause_s: float) -> None:
     default = EngineConfig().write_share
-    moved, unbounded = simulated(default, readers, pause_s), simulated(1.0, readers, pause_s)
+    moved = simulated(default, readers, pause_s=pause_s)
+    unbounded = simulated(1.0, readers, pause_s=pause_s)
     whole = sum(moved.values())
     assert whole == pytest.approx(4000, rel=0.01), "the device is never idle"
     assert 0.75 < moved["read"] / whole < 0.85
     assert unbounded["read"] / whole < 0.7
+
+
+@pytest.mark.parametrize("summing_s", [0.0, 0.005, 0.01])
+def test_the_share_does_not_depend_on_how_long_reads_are_at_work(summing_s: float) -> None:
+    moved = simulated(0.25, 16, summing_s=summing_s)
+    assert moved["write"] / sum(moved.values()) == pytest.approx(0.25, abs=0.02)
 
 
 def test_a_single_reader_shares_with_a_single_writer() -> None:

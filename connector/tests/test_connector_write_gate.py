@@ -43,14 +43,14 @@ def counters() -> Counters:
 
 @pytest.fixture
 def gate(counters: Counters) -> WriteGate:
-    return WriteGate(0.2, 16, counters)
+    return WriteGate(0.2, counters)
 
 
 @pytest.fixture
 def busy(gate: WriteGate) -> Iterator[tuple[ExitStack, Writer, Writer]]:
     """A load is under way, one write too, and another one waits."""
     with ExitStack() as load:
-        load.enter_context(gate.loading(1, CHUNK))
+        load.enter_context(gate.loading())
         first = Writer(gate)
         wait_until(lambda: first.turn is Outcome.OK, deadline_s=DEADLINE_S)
         second = Writer(gate)
@@ -86,12 +86,12 @@ def test_many_that_wait_come_in_one_by_one_and_all_of_them(
     writers[-1].end()
 
 
-def test_a_load_that_begins_may_call_a_write_in(
-    busy: tuple[ExitStack, Writer, Writer], gate: WriteGate
-) -> None:
+def test_what_is_loaded_calls_a_write_in(busy: tuple[ExitStack, Writer, Writer], gate: WriteGate) -> None:
     _, _, second = busy
-    with gate.loading(7, 7 * CHUNK):
-        wait_until(lambda: second.turn is Outcome.OK, deadline_s=DEADLINE_S)
+    gate.loaded(3 * CHUNK)
+    assert gate.waiting == 1
+    gate.loaded(CHUNK)
+    wait_until(lambda: second.turn is Outcome.OK, deadline_s=DEADLINE_S)
 
 
 def test_after_its_deadline_a_write_is_late_and_the_next_one_is_not_held_up(
@@ -110,8 +110,8 @@ def test_after_its_deadline_a_write_is_late_and_the_next_one_is_not_held_up(
 
 
 def test_a_write_that_hangs_does_not_hold_up_all_others(counters: Counters) -> None:
-    gate = WriteGate(0.2, 16, counters, patience_s=0.02)
-    with gate.loading(1, CHUNK):
+    gate = WriteGate(0.2, counters, patience_s=0.02)
+    with gate.loading():
         hanging = Writer(gate)
         wait_until(lambda: hanging.turn is Outcome.OK, deadline_s=DEADLINE_S)
         others = [Writer(gate) for _ in range(3)]
@@ -119,7 +119,7 @@ def test_a_write_that_hangs_does_not_hold_up_all_others(counters: Counters) -> N
         assert gate.waiting == 0
     for writer in (*others, hanging):
         writer.end()
-    with gate.loading(1, CHUNK), gate.writing(CHUNK, time.monotonic()) as turn:
+    with gate.loading(), gate.writing(CHUNK, time.monotonic()) as turn:
         assert turn is Outcome.OK, "those that left are not at work any more"
 
 
@@ -133,7 +133,7 @@ def test_close_sends_away_those_that_wait_and_lets_no_more_in(
     after = Writer(gate)
     wait_until(lambda: after.turn is Outcome.CLOSED, deadline_s=DEADLINE_S)
     after.end()
-    with gate.loading(1, CHUNK):
+    with gate.loading():
         pass
 
 

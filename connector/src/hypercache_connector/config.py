@@ -77,7 +77,7 @@ class EngineConfig(BaseModel):
     close_timeout_s: Seconds = 10.0
     read_workers: Threads = 16
     write_workers: Threads = 16
-    write_share: Share = 0.17
+    write_share: Share = 0.2
 
     @field_validator("socket_path")
     @classmethod

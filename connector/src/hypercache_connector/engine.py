@@ -97,7 +97,7 @@ def open_engine(settings: EngineConfig) -> Engine:
         devices=devices,
         readers=ChunkWorkers("hypercache-read", settings.read_workers),
         writers=ChunkWorkers("hypercache-write", settings.write_workers),
-        gate=WriteGate(settings.write_share, settings.read_workers, counters),
+        gate=WriteGate(settings.write_share, counters),
         counters=counters,
         log=log,
         transfer_timeout_s=settings.transfer_timeout_s,

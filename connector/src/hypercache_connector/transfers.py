@@ -91,8 +91,8 @@ def load_located(
         for transfer in _planned(index, hit, buffers[index], sealed.get(index))
     ]
     runs = in_runs(planned)
-    with engine.gate.loading(len(runs), sum(transfer.chunk.length for transfer in planned)):
-        read = mapped(engine.readers, partial(_read_run, engine, deadline), runs, Outcome.CLOSED)
+    with engine.gate.loading():
+        read = mapped(engine.readers, partial(_read_before_writes, engine, deadline), runs, Outcome.CLOSED)
     outcomes = _opened(engine, sealed, _settled(hits, doubts, read))
     _count_loads(engine, buffers, outcomes, sealed)
     damaged = {
@@ -121,6 +121,14 @@ def _count_loads(
     if sealed:
         engine.counters.add("sealed", "loaded", sum(outcomes[index].good for index in sealed))
     count(engine, "loads", outcomes)
+
+
+def _read_before_writes(engine: Engine, deadline: float, run: Run) -> list[Outcome]:
+    """The same as `_read_run`; what was read, rightly or not, earns writes that wait for it their turn."""
+    outcomes = _read_run(engine, deadline, run)
+    if engine.gate.waiting:
+        engine.gate.loaded(sum(transfer.chunk.length for transfer in run))
+    return outcomes
 
 
 def _read_run(engine: Engine, deadline: float, run: Run) -> list[Outcome]:

@@ -4,14 +4,15 @@ Pure; threads go through it by way of write_gate.py.
 
 Rules:
 1. While no load is under way, and none was a moment ago, writes are unbounded: they need not ask.
-2. While one is, writes may take `write_share` of all bytes at work. In bytes, since that is what devices
-   serve; of those at work, since what a device was given it serves in its own order, and only what it was not
-   given yet can be put off. (So writes that began before the load are not counted.)
-3. One write may always be at work, whatever loads do and however large it is: stores never starve.
-4. When the last load ends the bound does not fall at once: it grows by the bytes of each write that ends.
-   Between two batches of loads there is mostly a moment without any, and all writes that were let in then
-   would stand before the next batch.
-5. Writes begin in the order in which they came, but for one that insists: those at work may hang on a device
+2. While one is, writes earn their turn by what loads move: of all bytes moved then, `write_share` are theirs.
+   So it holds whatever a chunk waits for: one device, four of them, or the processor.
+3. What is earned lapses once no write waits, so it is never more than one chunk: no burst of writes ever
+   stands before a load.
+4. One write may always be at work, whatever loads do and however large it is: stores never starve.
+5. When the last load ends the bound does not fall at once. Writes may have as many bytes at work then as they
+   had, and as many more as they have written since: between two batches of loads there is mostly a moment
+   without any, and all writes that were let in then would stand before the next batch.
+6. Writes begin in the order in which they came, but for one that insists: those at work may hang on a device
    that has failed, and those of other devices must not wait for them.
 """
 
@@ -34,35 +35,40 @@ class Write:
 
 
 class Turns:
-    """What is at work, and which writes wait. Every change gives the writes that begin by it; they are at
-    work then."""
+    """Which writes are at work, and which wait. Changes that can begin any give those that they began; they
+    are at work then."""
 
-    def __init__(self, write_share: float, readers: int) -> None:
+    def __init__(self, write_share: float) -> None:
         """
         Args:
-            write_share: of the bytes at work, what writes may take beside reads: over 0, and 1 for no bound.
-            readers: how many chunks of loads can be at work at once.
+            write_share: of the bytes moved while loads are under way, what writes may take: over 0, and 1
+                for no bound.
         """
-        self._write_bytes_per_read_byte = write_share / (1 - write_share) if write_share < 1 else math.inf
-        self._readers = readers
-        self._load_chunks = 0
-        self._load_bytes = 0
+        self._earned_per_byte = write_share / (1 - write_share) if write_share < 1 else math.inf
+        self._loads = 0
+        self._earned_bytes = 0.0
         self._write_bytes = 0
-        self._bound_bytes = math.inf
+        self._bound_bytes = ENOUGH_BYTES
         self._waiting: deque[Write] = deque()
 
     @property
     def bounded(self) -> bool:
         """Whether a write must come and leave here."""
-        return self._bound_bytes < math.inf
+        return (self._loads > 0 or self._bound_bytes < ENOUGH_BYTES) and self._earned_per_byte < math.inf
 
-    def load_begins(self, chunks: int, size_bytes: int) -> list[Write]:
-        """A batch of so many chunks is being loaded; it never waits."""
-        return self._loading(self._load_chunks + chunks, self._load_bytes + size_bytes)
+    def load_begins(self) -> None:
+        """A batch is being loaded; it never waits."""
+        self._loads += 1
 
-    def load_ends(self, chunks: int, size_bytes: int) -> list[Write]:
-        """It no longer is."""
-        return self._loading(self._load_chunks - chunks, self._load_bytes - size_bytes)
+    def loaded(self, size_bytes: int) -> list[Write]:
+        """So many bytes of a batch were read."""
+        self._earned_bytes += size_bytes * self._earned_per_byte
+        return self._begun()
+
+    def load_ends(self) -> None:
+        """A batch is loaded."""
+        self._loads -= 1
+        self._bound_bytes = self._write_bytes
 
     def write_comes(self, write: Write) -> list[Write]:
         """A write is there, and begins at once or waits for its turn."""
@@ -81,28 +87,26 @@ class Turns:
             self._waiting.remove(write)
         elif write.at_work:
             self._write_bytes -= write.size_bytes
-            if not self._load_chunks:
-                grown_bytes = self._bound_bytes + write.size_bytes
-                self._bound_bytes = grown_bytes if grown_bytes < ENOUGH_BYTES else math.inf
-        return self._begun()
-
-    def _loading(self, chunks: int, size_bytes: int) -> list[Write]:
-        self._load_chunks, self._load_bytes = chunks, size_bytes
-        if chunks:
-            at_work_bytes = size_bytes * min(1.0, self._readers / chunks)
-            self._bound_bytes = at_work_bytes * self._write_bytes_per_read_byte
+            self._bound_bytes += write.size_bytes
         return self._begun()
 
     def _begun(self) -> list[Write]:
         begun = []
-        while self._waiting and self._fits(self._waiting[0]):
+        while self._waiting and self._may_begin(self._waiting[0].size_bytes):
             begun.append(self._waiting.popleft())
             self._begin(begun[-1])
+        if not self._waiting:
+            self._earned_bytes = 0.0
         return begun
 
     def _begin(self, write: Write) -> None:
         write.at_work = True
         self._write_bytes += write.size_bytes
+        self._earned_bytes = max(0.0, self._earned_bytes - write.size_bytes)
 
-    def _fits(self, write: Write) -> bool:
-        return not self._write_bytes or self._write_bytes + write.size_bytes <= self._bound_bytes
+    def _may_begin(self, size_bytes: int) -> bool:
+        if not (self._write_bytes and self.bounded):
+            return True
+        if self._loads:
+            return size_bytes <= self._earned_bytes
+        return self._write_bytes + size_bytes <= self._bound_bytes

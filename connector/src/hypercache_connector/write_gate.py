@@ -3,8 +3,9 @@
 Rules:
 1. A load never waits here; a write does for its turn, until its patience, its deadline or `close` ends that.
 2. Each change wakes the writes whose turn it is by now, and no other thread.
-3. Where only one direction works it costs next to nothing: loads say so once for each batch, and writes look
-   at `bounded` without a lock. One that looked a moment too early is one more on its way to the devices.
+3. Where only one direction works it costs next to nothing: loads take the lock twice for each batch, and for
+   what they read only while a write waits; writes look at `bounded` without it. One that looked a moment too
+   early is one more on its way to the devices.
 """
 
 from __future__ import annotations
@@ -25,16 +26,14 @@ PATIENCE_S = 5.0
 class WriteGate:
     """One for all transfers of an engine."""
 
-    def __init__(
-        self, write_share: float, readers: int, counters: Counters, patience_s: float = PATIENCE_S
-    ) -> None:
+    def __init__(self, write_share: float, counters: Counters, patience_s: float = PATIENCE_S) -> None:
         """
         Args:
-            write_share: of the bytes at work, what writes may take beside reads: over 0, and 1 for no bound.
-            readers: how many chunks of loads can be at work at once.
+            write_share: of the bytes moved while loads are under way, what writes may take: over 0, and 1
+                for no bound.
             patience_s: how long a write waits for its turn before it begins all the same.
         """
-        self._turns = Turns(write_share, readers)
+        self._turns = Turns(write_share)
         self._counters = counters
         self._patience_s = patience_s
         self._lock = threading.Lock()
@@ -52,15 +51,20 @@ class WriteGate:
         return len(self._called)
 
     @contextmanager
-    def loading(self, chunks: int, size_bytes: int) -> Iterator[None]:
-        """A batch of so many chunks with so many bytes in all is being loaded."""
+    def loading(self) -> Iterator[None]:
+        """A batch is being loaded."""
         with self._lock:
-            self._call(self._turns.load_begins(chunks, size_bytes))
+            self._turns.load_begins()
         try:
             yield
         finally:
             with self._lock:
-                self._call(self._turns.load_ends(chunks, size_bytes))
+                self._turns.load_ends()
+
+    def loaded(self, size_bytes: int) -> None:
+        """So many bytes of a batch were read. Only worth saying while a write waits."""
+        with self._lock:
+            self._call(self._turns.loaded(size_bytes))
 
     @contextmanager
     def writing(self, size_bytes: int, deadline: float) -> Iterator[Outcome]:
