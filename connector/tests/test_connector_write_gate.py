@@ -88,7 +88,7 @@ def test_many_that_wait_come_in_one_by_one_and_all_of_them(
 
 def test_what_is_loaded_calls_a_write_in(busy: tuple[ExitStack, Writer, Writer], gate: WriteGate) -> None:
     _, _, second = busy
-    gate.loaded(3 * CHUNK)
+    gate.loaded(7 * CHUNK)
     assert gate.waiting == 1
     gate.loaded(CHUNK)
     wait_until(lambda: second.turn is Outcome.OK, deadline_s=DEADLINE_S)

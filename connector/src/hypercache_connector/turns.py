@@ -8,7 +8,8 @@ Rules:
    So it holds whatever a chunk waits for: one device, four of them, or the processor.
 3. What is earned lapses once no write waits, so it is never more than one chunk: no burst of writes ever
    stands before a load.
-4. One write may always be at work, whatever loads do and however large it is: stores never starve.
+4. One write may always be at work, whatever loads do and however large it is: stores never starve. What it
+   had not earned is owed, but never more than that one chunk.
 5. When the last load ends the bound does not fall at once. Writes may have as many bytes at work then as they
    had, and as many more as they have written since: between two batches of loads there is mostly a moment
    without any, and all writes that were let in then would stand before the next batch.
@@ -96,13 +97,13 @@ class Turns:
             begun.append(self._waiting.popleft())
             self._begin(begun[-1])
         if not self._waiting:
-            self._earned_bytes = 0.0
+            self._earned_bytes = min(self._earned_bytes, 0.0)
         return begun
 
     def _begin(self, write: Write) -> None:
         write.at_work = True
         self._write_bytes += write.size_bytes
-        self._earned_bytes = max(0.0, self._earned_bytes - write.size_bytes)
+        self._earned_bytes = max(self._earned_bytes, 0.0) - write.size_bytes
 
     def _may_begin(self, size_bytes: int) -> bool:
         if not (self._write_bytes and self.bounded):
