@@ -156,6 +156,31 @@ def test_a_small_piece_goes_where_it_fits_tightest() -> None:
 # -- release -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size_bytes", [0, 1, 64 * KIB, 256 * KIB, 600 * KIB, 2 * MIB, 14 * MIB])
+@pytest.mark.parametrize("seed", range(4))
+def test_objects_that_are_allocated_together_lie_where_they_would_one_after_the_other(
+    size_bytes: int, seed: int
+) -> None:
+    twins = [filled_at_random(seed) for _ in range(2)]
+    for _ in range(3):
+        together = twins[0].allocate_all([size_bytes] * 37)
+        singly = [twins[1].allocate(size_bytes) for _ in range(37)]
+        assert together == singly
+        for twin in twins:
+            for extents in singly[::3]:
+                twin.release(extents or ())
+
+
+def filled_at_random(seed: int) -> Allocator:
+    """Half full, with holes of all sizes."""
+    chance = random.Random(seed)
+    allocator = pool(GIB, GIB, GIB, GIB)
+    objects = [allocated(allocator, chance.randrange(1, 5 * MIB)) for _ in range(800)]
+    for extents in chance.sample(objects, 400):
+        allocator.release(extents)
+    return allocator
+
+
 def test_what_is_released_can_be_had_again() -> None:
     allocator = pool(16 * MIB, 16 * MIB)
     objects = filled(allocator, 3 * MIB - 7)

@@ -29,6 +29,7 @@ SIZES = st.one_of(
     st.integers(1, 14 * MIB),
     st.sampled_from([CHUNK_SIZE, 2 * CHUNK_SIZE]),
 )
+SMALL_SIZES = st.sampled_from([1, 64 * ALIGNMENT, 3 * MIB // 2, 2 * MIB])
 
 
 def blocks_of(extent: Extent) -> range:
@@ -85,14 +86,27 @@ class AllocatorAgainstBlocks(RuleBasedStateMachine):
         fits = -(-size_bytes // ALIGNMENT) <= sum(map(self.free_blocks, self.in_allocation))
         extents = self.allocator.allocate(size_bytes)
         assert (extents is not None) == fits
+        if extents is not None:
+            self.check_object(extents, size_bytes)
+
+    @rule(sizes=st.lists(st.tuples(SIZES | SMALL_SIZES, st.integers(1, 20)), max_size=4))
+    def allocate_all(self, sizes: list[tuple[int, int]]) -> None:
+        """Runs of objects of one size."""
+        sizes_bytes = [size_bytes for size_bytes, count in sizes for _ in range(count)]
+        wanted = sum(-(-size_bytes // ALIGNMENT) for size_bytes in sizes_bytes)
+        placed = self.allocator.allocate_all(sizes_bytes)
+        assert (placed is not None) == (wanted <= sum(map(self.free_blocks, self.in_allocation)))
+        for extents, size_bytes in zip(placed or (), sizes_bytes, strict=placed is not None):
+            self.check_object(extents, size_bytes)
+
+    def check_object(self, extents: tuple[Extent, ...], size_bytes: int) -> None:
         left = size_bytes
-        for extent in extents or ():
+        for extent in extents:
             self.check_chunk(extent, min(CHUNK_SIZE, left))
             self.take([extent])
             left -= extent.length
-        if extents is not None:
-            assert left == 0
-            self.objects.append(extents)
+        assert left == 0
+        self.objects.append(extents)
 
     def check_chunk(self, extent: Extent, wanted_bytes: int) -> None:
         """Free until now, not on an excluded device, and cut only to the largest hole there was."""

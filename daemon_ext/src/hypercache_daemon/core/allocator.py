@@ -11,8 +11,9 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 
@@ -63,13 +64,38 @@ class Allocator:
         Raises:
             ValueError: `size_bytes` is negative.
         """
-        if size_bytes < 0:
-            raise ValueError(f"size_bytes must not be negative, and is {size_bytes}")
-        blocks_left = _blocks(size_bytes)
-        free_blocks = [device.space.free_blocks for device in self._ring]
-        if blocks_left > sum(free_blocks):
+        placed = self.allocate_all((size_bytes,))
+        return None if placed is None else placed[0]
+
+    def allocate_all(self, sizes_bytes: Sequence[int]) -> list[tuple[Extent, ...]] | None:
+        """Chunks for objects of these sizes, as if for one after the other; None, and nothing is taken, if
+        they don't fit together.
+
+        Raises:
+            ValueError: one of them is negative.
+        """
+        if min(sizes_bytes, default=0) < 0:
+            raise ValueError(f"size_bytes must not be negative, and is {min(sizes_bytes)}")
+        if sum(map(_blocks, sizes_bytes)) * ALIGNMENT > self.free_bytes:
             return None
-        freest_blocks = max(free_blocks, default=0)
+        placed: list[tuple[Extent, ...]] = []
+        for size_bytes, alike in groupby(sizes_bytes):
+            placed += self._allocate_alike(size_bytes, len(list(alike)))
+        return placed
+
+    def _allocate_alike(self, size_bytes: int, count: int) -> list[tuple[Extent, ...]]:
+        """Chunks for so many objects of one size, which fit."""
+        # Small ones that will follow one another on a device are taken there together.
+        devices = len(self._ring) if size_bytes <= CHUNK_SIZE // 2 else count
+        placed = [self._allocate(size_bytes, -(-left // max(1, devices))) for left in range(count, 0, -1)]
+        for device in self._ring:
+            device.put_back()
+        return placed
+
+    def _allocate(self, size_bytes: int, likely: int) -> tuple[Extent, ...]:
+        """Chunks for an object that fits; each device will likely give so many like them."""
+        blocks_left = _blocks(size_bytes)
+        freest_blocks = max([device.free_blocks for device in self._ring], default=0)
         extents: list[Extent] = []
         position = self._last_start.position + 1 if self._last_start else 0
         while blocks_left:
@@ -81,7 +107,7 @@ class Allocator:
             blocks_left -= block_count
             length = block_count * ALIGNMENT if blocks_left else size_bytes
             size_bytes -= length
-            offset = (self._first_block + device.space.take(block_count)) * ALIGNMENT
+            offset = (self._first_block + device.take(block_count, likely)) * ALIGNMENT
             extents.append(Extent(device.index, offset, length))
         return tuple(extents)
 
@@ -168,7 +194,9 @@ class Allocator:
     def _next_turn(self, position: int, wanted_blocks: int, freest_blocks: int) -> tuple[_Device, int]:
         """The device, from `position` on, whose turn the next piece is, and how many blocks it gives."""
         device = self._ring[position % len(self._ring)]
-        if device.debt_blocks >= SLOT_BLOCKS or device.space.largest_hole < wanted_blocks:
+        if device.debt_blocks >= SLOT_BLOCKS or not device.can_give(wanted_blocks):
+            for other in self._ring:
+                other.put_back()
             ring = self._ring[device.position :] + self._ring[: device.position]
             wanted_blocks = min(wanted_blocks, max(device.space.largest_hole for device in ring))
             able = [device for device in ring if device.space.largest_hole >= wanted_blocks]
@@ -234,21 +262,50 @@ class Allocator:
 
 @dataclass(slots=True)
 class _Device:
-    """A device and its place in the ring; `debt_blocks` is what it has taken beyond its share."""
+    """A device and its place in the ring; `debt_blocks` is what it has taken beyond its share.
+
+    `ahead` has the first blocks of pieces of `ahead_blocks` each that are taken and not given yet, the next one
+    last: never between two calls of the allocator.
+    """
 
     index: int
     space: FreeSpace
     position: int = 0
     debt_blocks: int = 0
     excluded: bool = False
+    ahead: list[int] = field(default_factory=list)
+    ahead_blocks: int = 0
 
     @property
     def allocated_blocks(self) -> int:
         return self.space.block_count - self.space.free_blocks
 
+    @property
+    def free_blocks(self) -> int:
+        """What has not been given."""
+        return self.space.free_blocks + len(self.ahead) * self.ahead_blocks
+
+    def can_give(self, block_count: int) -> bool:
+        return (self.ahead and self.ahead_blocks == block_count) or self.space.largest_hole >= block_count
+
+    def take(self, block_count: int, likely: int) -> int:
+        """The first block of a piece; so many like it will likely be wanted, this one among them."""
+        if not self.ahead or self.ahead_blocks != block_count:
+            self.put_back()
+            self.ahead += reversed(self.space.take(block_count, likely))
+            self.ahead_blocks = block_count
+        return self.ahead.pop()
+
+    def put_back(self) -> None:
+        """Free what was taken ahead."""
+        for block in self.ahead:
+            slot, first = divmod(block, SLOT_BLOCKS)
+            self.space.release(slot, first, first + self.ahead_blocks)
+        self.ahead.clear()
+
     def sits_out(self, block_count: int, freest_blocks: int) -> bool:
         """Whether it gives up this turn to pay off its debt; the freest device never does."""
-        free_blocks = self.space.free_blocks
+        free_blocks = self.free_blocks
         if self.debt_blocks < SLOT_BLOCKS or free_blocks == freest_blocks:
             return False
         self.debt_blocks -= block_count * free_blocks // freest_blocks
@@ -256,7 +313,7 @@ class _Device:
 
     def charge(self, block_count: int, freest_blocks: int) -> None:
         """Adds what a piece is over the device's share; the freest device has no debt."""
-        short_blocks = freest_blocks - self.space.free_blocks
+        short_blocks = freest_blocks - self.free_blocks
         self.debt_blocks = (
             self.debt_blocks + block_count * short_blocks // freest_blocks if short_blocks else 0
         )

@@ -188,6 +188,7 @@ class Cache:
             return None
         for room in rooms:
             room.staged_bytes += wanted_bytes
+        placed = self._allocated(sizes_bytes, tier)
         fresh = [
             StagedWrite(
                 f"{self._next():x}",
@@ -198,10 +199,10 @@ class Cache:
                 options.write_through,
                 options.pinned,
                 now,
-                list(self._allocated(size_bytes, tier)),
+                list(extents),
                 size_bytes,
             )
-            for uri, size_bytes in zip(uris, sizes_bytes, strict=True)
+            for uri, size_bytes, extents in zip(uris, sizes_bytes, placed, strict=True)
         ]
         for staged in fresh:
             self._staged[staged.stage_id] = staged
@@ -213,7 +214,7 @@ class Cache:
         full = self._too_full(staged.uri, size_bytes, staged.tier)
         if full is not None:
             return full.no_space(size_bytes)
-        extents = self._allocated(size_bytes, staged.tier)
+        (extents,) = self._allocated([size_bytes], staged.tier)
         self._count_staged(staged, allocated_bytes(extents))
         staged.extents.extend(extents)
         staged.size_bytes += size_bytes
@@ -508,11 +509,11 @@ class Cache:
         for tally in self._tallies(staged.tier, staged.uri):
             tally.staged_bytes += size_bytes
 
-    def _allocated(self, size_bytes: int, tier: Tier) -> tuple[Extent, ...]:
-        """Blocks for a writer, for which there is room."""
-        extents = self.pools[tier].blocks.allocate(size_bytes)
-        assert extents is not None, "a pool that misses nothing has that much"
-        return extents
+    def _allocated(self, sizes_bytes: Sequence[int], tier: Tier) -> list[tuple[Extent, ...]]:
+        """Blocks for writers, for whom there is room."""
+        placed = self.pools[tier].blocks.allocate_all(sizes_bytes)
+        assert placed is not None, "a pool that misses nothing has that much"
+        return placed
 
     def _too_full(self, uri: str, size_bytes: int, tier: Tier) -> Room | None:
         """Where room must be made first. Above all that is where none can be: then nothing is evicted

@@ -61,19 +61,21 @@ class FreeSpace:
         """How many whole chunks could be taken now."""
         return self._index.whole_slots
 
-    def take(self, block_count: int) -> int:
-        """Takes a piece of at most `largest_hole` blocks where it fits tightest; returns its first block."""
+    def take(self, block_count: int, most: int = 1) -> range:
+        """Takes a piece of at most `largest_hole` blocks where it fits tightest, and as many more of its size
+        as fit right behind it and `most` allows; returns the first block of each."""
         slot = self._index.tightest(block_count)
         if block_count == SLOT_BLOCKS:
             self._index.move(slot, 0)
-            first = 0
+            first, end = 0, SLOT_BLOCKS
         else:
             bounds = self._bounds_of(slot)
             hole = _tightest_hole(bounds, block_count)
             first = bounds[hole]
-            self._fill(slot, bounds, hole + 1, first, first + block_count)
-        self.free_blocks -= block_count
-        return slot * SLOT_BLOCKS + first
+            end = first + block_count * min(most, (bounds[hole + 1] - first) // block_count)
+            self._fill(slot, bounds, hole + 1, first, end)
+        self.free_blocks -= end - first
+        return range(slot * SLOT_BLOCKS + first, slot * SLOT_BLOCKS + end, block_count)
 
     def claim(self, slot: int, first: int, end: int) -> bool:
         """Takes these very blocks; False, and nothing has changed, where one of them is not free."""

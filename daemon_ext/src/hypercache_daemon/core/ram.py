@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hypercache_protocol.fields import CHUNK_SIZE
 
-from .extents import Extent, ExtentTable
+from .extents import Extent, ExtentTable, rounded_up
 
 
 class RamAllocator:
@@ -34,10 +34,18 @@ class RamAllocator:
 
     def allocate(self, size_bytes: int) -> tuple[Extent, ...] | None:
         """Chunks of at most 4 MiB in object order, or None if the budget does not allow it."""
+        placed = self.allocate_all((size_bytes,))
+        return None if placed is None else placed[0]
+
+    def allocate_all(self, sizes_bytes: Sequence[int]) -> list[tuple[Extent, ...]] | None:
+        """The same for each of these objects; None, and nothing is taken, if they don't fit together."""
+        if sum(map(rounded_up, sizes_bytes)) > self.free_bytes:
+            return None
+        return list(map(self._take, sizes_bytes))
+
+    def _take(self, size_bytes: int) -> tuple[Extent, ...]:
         lengths = [min(CHUNK_SIZE, size_bytes - start) for start in range(0, size_bytes, CHUNK_SIZE)]
         extents = tuple(Extent(self._next_serial + i, 0, length) for i, length in enumerate(lengths))
-        if sum(extent.allocated_bytes for extent in extents) > self.free_bytes:
-            return None
         self._next_serial += len(extents)
         self.claim(extents)
         return extents
