@@ -79,7 +79,7 @@ class Remover:
         """Delete the objects of these uris for which `doomed` holds once nobody works on them; returns
         which."""
         async with self._store.locks.hold_all(uris):
-            found = [stored for uri in uris if (stored := self._store.cache.owner(uri)) is not None]
+            found = [stored for stored in self._store.cache.owners(uris) if stored is not None]
             return await self._remove_locked([stored.uri for stored in found if doomed(stored)])
 
     async def make_room(self, room: Room, wanted_bytes: int) -> bool:
@@ -159,7 +159,8 @@ class Remover:
     async def _remove_locked(self, uris: Sequence[str]) -> list[StoredObject]:
         """Delete the objects of uris whose locks the caller holds."""
         store = self._store
-        found = [stored for uri in dict.fromkeys(uris) if (stored := store.cache.owner(uri)) is not None]
+        owners = store.cache.owners(list(dict.fromkeys(uris)))
+        found = [stored for stored in owners if stored is not None]
         if not found:
             return []
         now = store.clock()

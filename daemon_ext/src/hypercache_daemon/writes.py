@@ -378,10 +378,10 @@ class Writer:
             return
         store = self.store
         now = store.clock()
+        uris = [stored.uri for _, stored in planned]
         puts: list[Put] = []
         holds: list[AddHold] = []
-        for _, stored in planned:
-            replaced = store.cache.owner(stored.uri)
+        for (_, stored), replaced in zip(planned, store.cache.owners(uris), strict=True):
             if replaced is not None:
                 holds.append(hold_change(store.cache.plan_hold(replaced, now)))
             # What a power loss would bring back is a miss, unless blocks changed hands.

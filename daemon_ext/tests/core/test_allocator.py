@@ -269,6 +269,20 @@ def test_a_catalog_claimed_in_any_order_leaves_the_same_free_space(loaded_at_onc
     assert_disjoint([*kept, rest])
 
 
+@pytest.mark.parametrize("size_bytes", [1, 4096, 100 * KIB + 1, 256 * KIB, 3 * MIB])
+def test_what_lies_in_rows_is_released_together_and_nothing_beside_it(size_bytes: int) -> None:
+    allocator = pool(16 * MIB, 16 * MIB)
+    objects = filled(allocator, size_bytes)[:1000]
+    rest = allocator.free_bytes
+    leaving, staying = [objects[number] for number in range(len(objects)) if number % 7], objects[::7]
+    taken = sum(extent.allocated_bytes for extent in chain.from_iterable(leaving))
+    allocator.release(chain.from_iterable(reversed(leaving)))
+    assert allocator.free_bytes == rest + taken
+    for extents in staying:
+        with pytest.raises(ValueError, match="allocated already"):
+            allocator.claim(extents)
+
+
 def test_chunks_that_lie_across_slots_are_claimed_and_released() -> None:
     allocator = pool(16 * MIB)
     across = Extent(0, SUPERBLOCK_BYTES + 2 * MIB, CHUNK_SIZE)

@@ -19,7 +19,7 @@ import numpy as np
 
 from hypercache_protocol.fields import CHUNK_SIZE
 
-from .extents import ALIGNMENT, Extent, ExtentTable
+from .extents import ALIGNMENT, Extent, ExtentTable, rounded_up
 from .free_space import SLOT_BLOCKS, FreeSpace
 
 __all__ = ["ALIGNMENT", "Allocator", "Extent"]
@@ -118,7 +118,7 @@ class Allocator:
             ValueError: a block is not allocated (it was freed before), or is none of the pool's; then nothing
                 is freed.
         """
-        self._change_all(extents, FreeSpace.release, FreeSpace.claim, _NOT_TAKEN)
+        self._change_all(_joined(extents), FreeSpace.release, FreeSpace.claim, _NOT_TAKEN)
 
     def claim(self, extents: Iterable[Extent]) -> None:
         """Marks what `extents` cover as allocated, on excluded devices too.
@@ -264,8 +264,8 @@ class Allocator:
 class _Device:
     """A device and its place in the ring; `debt_blocks` is what it has taken beyond its share.
 
-    `ahead` has the first blocks of pieces of `ahead_blocks` each that are taken and not given yet, the next one
-    last: never between two calls of the allocator.
+    `ahead` has the first blocks of pieces of `ahead_blocks` each that are taken and not given yet, the next
+    one last: never between two calls of the allocator.
     """
 
     index: int
@@ -324,6 +324,28 @@ _TAKEN = "a block is allocated already"
 _NOT_TAKEN = "a block is not allocated"
 _Change = Callable[[FreeSpace, int, int, int], bool]
 _Piece = tuple[_Device, int, int, int]
+
+
+def _joined(extents: Iterable[Extent]) -> list[Extent]:
+    """The same blocks, those that lie in a row together, as far as one chunk may be long: small objects that
+    came together mostly leave together."""
+    joined: list[Extent] = []
+    for extent in sorted(extents):
+        if joined and _is_behind(extent, joined[-1]):
+            before = joined[-1]
+            joined[-1] = Extent(before.device, before.offset, before.allocated_bytes + extent.length)
+        else:
+            joined.append(extent)
+    return joined
+
+
+def _is_behind(extent: Extent, before: Extent) -> bool:
+    """Whether it begins where the other one ends, and both could be one chunk. What is no chunk is neither:
+    it is to be refused."""
+    device, offset, length = before
+    end = offset + rounded_up(length)
+    could_be_one = length > 0 and 0 < extent.length <= offset + CHUNK_SIZE - end
+    return could_be_one and extent.device == device and extent.offset == end
 
 
 def _blocks(size_bytes: int) -> int:

@@ -106,6 +106,13 @@ class Cache:
         """The object that has blocks under this uri, which nobody finds where it is withheld."""
         return self._objects.get(uri) or self._withheld.peek(uri)
 
+    def owners(self, uris: Sequence[str]) -> list[StoredObject | None]:
+        """The same for each of these."""
+        found = self._objects.many(uris)
+        if not len(self._withheld):
+            return found
+        return [here or self._withheld.peek(uri) for here, uri in zip(found, uris, strict=True)]
+
     def locate(self, uris: Sequence[str]) -> list[StoredObject | None]:
         """The committed objects of one batch, in its order; counts as a use of each."""
         found = self._objects.many(uris)

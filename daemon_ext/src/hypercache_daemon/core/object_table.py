@@ -71,9 +71,8 @@ class ObjectTable:
     def put(self, stored: StoredObject) -> StoredObject | None:
         """`stored` in the place of the object with its uri; returns that, if there is one. Whoever
         looks finds one of the two."""
-        before = self.peek(stored.uri)
-        self._set(stored.uri, stored)
-        return before
+        before = self._set(stored.uri, stored)
+        return stored_of(stored.uri, before) if isinstance(before, bytes) else before
 
     def pop(self, uri: str) -> StoredObject | None:
         """The object of this uri, which is no longer here."""
@@ -102,13 +101,15 @@ class ObjectTable:
 
     # -- whatever changes what is here -------------------------------------------------------------------
 
-    def _set(self, uri: str, now: StoredObject | bytes) -> None:
+    def _set(self, uri: str, now: StoredObject | bytes) -> StoredObject | bytes | None:
+        """Returns what was there."""
+        before = self._objects.get(uri)
         if self._published is not None:
-            before = self._objects.get(uri)
             self._published.change(
                 uri, None if before is None else _is_verifiable(before), _is_verifiable(now)
             )
         self._objects[uri] = now
+        return before
 
     def _taken(self, uri: str) -> StoredObject | bytes | None:
         found = self._objects.pop(uri, None)

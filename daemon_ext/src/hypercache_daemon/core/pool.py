@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
-from itertools import islice
+from itertools import chain, islice
 from typing import Protocol
 
 import numpy as np
@@ -142,9 +142,8 @@ class Pool(Tally):
             hold = self._retired.popleft()
             self._retired_bytes -= hold.allocated_bytes
             due.append(hold)
-        for hold in due:
-            self.blocks.release(hold.extents)
-            self.quarantined_bytes -= hold.allocated_bytes
+        self.blocks.release(chain.from_iterable([hold.extents for hold in due]))
+        self.quarantined_bytes -= sum([hold.allocated_bytes for hold in due])
         return due
 
     def _may_end(self, hold: Hold, now: float) -> bool:
