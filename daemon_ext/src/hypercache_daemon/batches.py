@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, repeat
 from operator import is_not
-from typing import TypeAlias, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import FailFast, TypeAdapter, ValidationError
 
 from hypercache_protocol.batches import (
     CommitMany,
@@ -43,6 +43,7 @@ from .store import Store
 
 _T = TypeVar("_T")
 _URI: TypeAdapter[str] = TypeAdapter(Uri)
+_URIS: TypeAdapter[list[str]] = TypeAdapter(Annotated[list[Uri], FailFast()])
 
 
 def located(store: Store, request: LocateMany) -> LocatedMany:
@@ -93,19 +94,23 @@ def settled_at_once(
         InvalidMessage: there is not one size for each uri.
     """
     _check_count("sizes", len(request.sizes), len(request.suffixes))
-    stored = _stored(store, request)
+    uris = request.uris()
+    stored = _stored(store, request, uris)
+    if not any(forbidden) and not any(stored) and _are_uris(uris):  # as it mostly is
+        return [None] * len(uris)
     return [
         refusal or _uri_refusal(uri) or here
-        for uri, refusal, here in zip(request.uris(), forbidden, stored, strict=True)
+        for uri, refusal, here in zip(uris, forbidden, stored, strict=True)
     ]
 
 
-def _stored(store: Store, request: StageMany) -> Sequence[StoredObject | None]:
-    if not request.unless_stored:
-        return [None] * len(request.suffixes)
+def _stored(store: Store, request: StageMany, uris: Sequence[str]) -> Sequence[StoredObject | None]:
+    found = store.cache.locate(uris) if request.unless_stored else ()
+    if not any(found):
+        return [None] * len(uris)
     return [
         stored if stored and stored.size_bytes == size_bytes and stored.is_verifiable else None
-        for stored, size_bytes in zip(store.cache.locate(request.uris()), request.sizes, strict=True)
+        for stored, size_bytes in zip(found, request.sizes, strict=True)
     ]
 
 
@@ -130,6 +135,14 @@ def _is_gone(store: Store, result: Staged) -> bool:
         return False
     now = store.cache.get(result.uri)
     return now is None or now.generation != result.generation
+
+
+def _are_uris(names: list[str]) -> bool:
+    try:
+        _URIS.validate_python(names)
+    except ValidationError:
+        return False
+    return True
 
 
 def _uri_refusal(uri: str) -> DaemonError | None:

@@ -227,12 +227,12 @@ class Handlers:
 
     async def _append_write(self, request: AppendWrite, caller: Caller) -> Reply:
         staged, extents = await self.writer.append(request, caller.connection_id)
-        return self._staged_reply(staged, len(staged.extents) - len(extents))
+        return self._staged_reply(staged, staged.chunk_count - len(extents))
 
     def _staged_reply(self, staged: StagedWrite, first: int) -> StagedReply:
         return StagedReply.trusted(
             object_size=staged.size_bytes,
-            chunk_layout=self.store.layout(staged.tier, staged.extents[first:]),
+            chunk_layout=self.store.layout(staged.tier, staged.extents_from(first)),
             sync_status=SyncStatus.STAGED,
             stage_id=staged.stage_id,
         )

@@ -131,7 +131,7 @@ class Ingester:
         self.store.vouch(staged.tier, staged.extents)  # nobody else's disk is written to
         checksums = []
         buffer = bytearray()
-        for extent in tuple(staged.extents):
+        for extent in staged.extents:
             while len(buffer) < extent.length:
                 piece = next(pieces, b"")
                 if not piece:

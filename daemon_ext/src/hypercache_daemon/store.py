@@ -21,7 +21,7 @@ from .catalog import Catalog
 from .catalog_rows import AddHold, Change, DropHold
 from .core.allocator import Extent
 from .core.cache import Cache, Times
-from .core.extents import packed
+from .core.extents import PACKED_BYTES
 from .core.objects import Hold, StagedWrite
 from .direct_reads import read_direct
 from .locks import UriLocks
@@ -173,7 +173,7 @@ class Store:
 
         def digest() -> str:
             hasher = hashlib.sha256()
-            for piece in self.pieces(staged.tier, tuple(staged.extents)):
+            for piece in self.pieces(staged.tier, staged.extents):
                 hasher.update(piece)
             return hasher.hexdigest()
 
@@ -184,7 +184,7 @@ class Store:
         OSError or DeviceError where one cannot be read."""
 
         def compared() -> list[int]:
-            chunks = enumerate(zip(tuple(staged.extents), checksums, strict=True))
+            chunks = enumerate(zip(staged.extents, checksums, strict=True))
             return [n for n, (extent, crc) in chunks if self.crc32_of(staged.tier, extent) != crc]
 
         return await self._read_back(compared)
@@ -203,4 +203,4 @@ def hold_change(hold: Hold) -> AddHold:
 def writer_hold(staged: StagedWrite, first: int) -> AddHold:
     """The catalog's record of a staged write's blocks from number `first` on: were the daemon to die, the
     writer may still be writing to them."""
-    return AddHold(staged.stage_id, staged.tier, packed(staged.extents[first:]), True, first)
+    return AddHold(staged.stage_id, staged.tier, staged.packed_extents[PACKED_BYTES * first :], True, first)

@@ -226,15 +226,17 @@ class Writer:
         tier; where that fails nothing of it stays."""
         if not fresh:
             return
-        made: list[tuple[StagedWrite, int]] = []
+        made: list[tuple[Tier, tuple[Extent, ...]]] = []
         try:
             for staged, first in fresh:
-                self.store.create_ram_files(staged.tier, staged.extents[first:])
-                made.append((staged, first))
+                if staged.tier is Tier.RAM:
+                    extents = staged.extents_from(first)
+                    self.store.create_ram_files(staged.tier, extents)
+                    made.append((staged.tier, extents))
             await self.store.make_durable([writer_hold(staged, first) for staged, first in fresh])
         except BaseException:
-            for staged, first in made:
-                self.store.remove_ram_files(staged.tier, staged.extents[first:])
+            for tier, extents in made:
+                self.store.remove_ram_files(tier, extents)
             for staged, _ in fresh:
                 undo(staged)
             raise
@@ -253,7 +255,7 @@ class Writer:
         async with self.store.locks.hold(request.uri):
             staged = self._found(request.uri, connection_id, request.stage_id)
             self._check_append(request, staged)
-            first = len(staged.extents)
+            first = staged.chunk_count
             fewest = _chunks(staged.size_bytes + request.size_bytes)
             if first + _chunks(request.size_bytes) - fewest > MOST_SPARE_CHUNKS:
                 raise too_many_chunks(request.uri, first, MOST_SPARE_CHUNKS)
@@ -320,11 +322,11 @@ class Writer:
             )
         if through and (refusal := self._no_backend(staged.uri)):
             raise refusal
-        if checksums is not None and len(checksums) != CHECKSUM_BYTES * len(staged.extents):
+        if checksums is not None and len(checksums) != CHECKSUM_BYTES * staged.chunk_count:
             raise DaemonError(
                 ErrorCode.BAD_REQUEST,
                 f"commit_write: chunk_checksums has {len(checksums) // CHECKSUM_BYTES} entries and "
-                f"{staged.uri} was staged with {len(staged.extents)} chunks; give one CRC-32 per chunk, in "
+                f"{staged.uri} was staged with {staged.chunk_count} chunks; give one CRC-32 per chunk, in "
                 "layout order",
             )
 
@@ -356,7 +358,7 @@ class Writer:
         if wrong:
             raise DaemonError(
                 ErrorCode.CHECKSUM_MISMATCH,
-                f"commit_write: {len(wrong)} of {len(staged.extents)} chunks of {staged.uri} don't have the "
+                f"commit_write: {len(wrong)} of {staged.chunk_count} chunks of {staged.uri} don't have the "
                 f"CRC-32 that chunk_checksums gives, the first of them chunk {wrong[0]} (counted from 0); "
                 "write them again, then commit",
             )

@@ -290,9 +290,11 @@ def test_an_append_that_no_client_heard_of_leaves_nothing() -> None:
     options = StageOptions(auto_flush=False, write_through=False, pinned=False)
     staged = cache.stage("new", 5, Tier.NVME, 1, options, now=0)
     assert isinstance(staged, StagedWrite)
-    extents, before = list(staged.extents), cache.pools[Tier.NVME].usage()
+    extents, before = staged.extents, cache.pools[Tier.NVME].usage()
     appended = cache.append(staged, 2 * MIB, now=1)
     assert isinstance(appended, tuple)
+    assert (staged.extents, staged.extents_from(1)) == (extents + appended, appended)
+    assert staged.chunk_count == 1 + len(appended)
     cache.undo_append(staged, appended)
     assert (staged.extents, staged.size_bytes) == (extents, 5)
     assert cache.pools[Tier.NVME].usage() == before

@@ -513,7 +513,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert {stored.uri: stored for stored in self.cache.objects()} == self.objects
         assert {uri: self.cache.withheld_at(uri) for uri in self.cache.withheld()} == self.withheld
         for write in self.writes:
-            assert write.staged.extents == write.extents
+            assert write.staged.extents == tuple(write.extents)
             assert write.staged.size_bytes == write.size_bytes
             assert write.staged.overtaken == write.overtaken
 

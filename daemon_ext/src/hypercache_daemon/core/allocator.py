@@ -87,15 +87,20 @@ class Allocator:
         """Chunks for so many objects of one size, which fit."""
         # Small ones that will follow one another on a device are taken there together.
         devices = len(self._ring) if size_bytes <= CHUNK_SIZE // 2 else count
-        placed = [self._allocate(size_bytes, -(-left // max(1, devices))) for left in range(count, 0, -1)]
+        free_blocks = [device.free_blocks for device in self._ring]
+        placed = [
+            self._allocate(size_bytes, -(-left // max(1, devices)), free_blocks)
+            for left in range(count, 0, -1)
+        ]
         for device in self._ring:
             device.put_back()
         return placed
 
-    def _allocate(self, size_bytes: int, likely: int) -> tuple[Extent, ...]:
-        """Chunks for an object that fits; each device will likely give so many like them."""
+    def _allocate(self, size_bytes: int, likely: int, free_blocks: list[int]) -> tuple[Extent, ...]:
+        """Chunks for an object that fits; each device will likely give so many like them. `free_blocks` has
+        what each device of the ring has not given, before and after."""
         blocks_left = _blocks(size_bytes)
-        freest_blocks = max([device.free_blocks for device in self._ring], default=0)
+        freest_blocks = max(free_blocks, default=0)
         extents: list[Extent] = []
         position = self._last_start.position + 1 if self._last_start else 0
         while blocks_left:
@@ -108,6 +113,7 @@ class Allocator:
             length = block_count * ALIGNMENT if blocks_left else size_bytes
             size_bytes -= length
             offset = (self._first_block + device.take(block_count, likely)) * ALIGNMENT
+            free_blocks[device.position] -= block_count
             extents.append(Extent(device.index, offset, length))
         return tuple(extents)
 

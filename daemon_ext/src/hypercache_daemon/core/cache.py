@@ -22,7 +22,7 @@ from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import StateEvent, SyncStatus, next_state
 
 from .capacities import Capacities, Capacity
-from .extents import Extent, rounded_up
+from .extents import PACKED_BYTES, Extent, packed, rounded_up
 from .object_table import ObjectTable
 from .objects import Hold, NoRoom, NoSpace, StagedWrite, StoredObject, allocated_bytes
 from .pool import Pool
@@ -206,7 +206,7 @@ class Cache:
                 options.write_through,
                 options.pinned,
                 now,
-                list(extents),
+                packed(extents),
                 size_bytes,
             )
             for uri, size_bytes, extents in zip(uris, sizes_bytes, placed, strict=True)
@@ -223,7 +223,7 @@ class Cache:
             return full.no_space(size_bytes)
         (extents,) = self._allocated([size_bytes], staged.tier)
         self._count_staged(staged, allocated_bytes(extents))
-        staged.extents.extend(extents)
+        staged.packed_extents += packed(extents)
         staged.size_bytes += size_bytes
         staged.touched_at = now
         return extents
@@ -257,7 +257,8 @@ class Cache:
 
     def undo_append(self, staged: StagedWrite, extents: Sequence[Extent]) -> None:
         """Take back the last append, which no client has heard of."""
-        del staged.extents[len(staged.extents) - len(extents) :]
+        kept = staged.chunk_count - len(extents)
+        staged.packed_extents = staged.packed_extents[: PACKED_BYTES * kept]
         staged.size_bytes -= sum(extent.length for extent in extents)
         self._free_unseen(staged, extents)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
-from .extents import Extent, allocated_in, packed, rounded_up, unpacked
+from .extents import PACKED_BYTES, Extent, allocated_in, rounded_up, unpacked
 
 CHECKSUM_BYTES = 4
 """Of each CRC-32 among packed ones."""
@@ -87,7 +87,7 @@ class StagedWrite:
     write_through: bool
     pinned: bool
     touched_at: float
-    extents: list[Extent] = field(default_factory=list)
+    packed_extents: bytes = b""
     size_bytes: int = 0
     overtaken: bool = False
 
@@ -97,8 +97,16 @@ class StagedWrite:
     announced: ClassVar[SyncStatus] = SyncStatus.STAGED
 
     @property
-    def packed_extents(self) -> bytes:
-        return packed(self.extents)
+    def extents(self) -> tuple[Extent, ...]:
+        return unpacked(self.packed_extents)
+
+    def extents_from(self, first: int) -> tuple[Extent, ...]:
+        """Its chunks from number `first` on: who appends many pieces doesn't wait for all before."""
+        return unpacked(self.packed_extents[PACKED_BYTES * first :])
+
+    @property
+    def chunk_count(self) -> int:
+        return len(self.packed_extents) // PACKED_BYTES
 
 
 class Hold(NamedTuple):
