@@ -10,7 +10,17 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from daemon_harness import CHUNK, MIB, Client, Message, eventually, pattern, running
+from daemon_harness import (
+    CHUNK,
+    MIB,
+    Client,
+    Message,
+    eventually,
+    pattern,
+    running,
+    write_layout,
+)
+from frames import framed, layouts_of
 
 from hypercache_daemon.access import DeviceError
 from hypercache_daemon.catalog import CatalogError
@@ -85,6 +95,33 @@ async def test_blocks_that_somebody_may_still_write_or_read_rest_anew(short_dir:
     async with running(short_dir, **settings) as daemon:
         status = await (await daemon.connect()).status()
         assert status["pools"]["nvme"]["quarantined_bytes"] == 32 * MIB, "the holds of both starts, once each"
+
+
+@pytest.mark.parametrize("committed", [0, 1, 5, 8])
+async def test_of_a_batch_what_nobody_committed_rests_and_the_rest_is_there(
+    short_dir: Path, committed: int
+) -> None:
+    settings = {"stage_expiry_s": 1000, "quarantine_share": 1}
+    uris = [f"u{number}" for number in range(8)]
+    async with running(short_dir, **settings) as daemon:
+        client = await framed(daemon)
+        staged = await client.ask("stage_many", suffixes=uris, sizes=[5000] * 8)
+        layouts = layouts_of(staged["layouts"])
+        for uri, layout in zip(uris, layouts, strict=True):
+            write_layout(layout["chunk_layout"], uri.encode().ljust(5000))
+        ids = staged["stage_ids"][:committed]
+        reply = await client.ask("commit_many", suffixes=uris[:committed], stage_ids=ids, local_only=True)
+        assert reply["errors"] == []
+    async with running(short_dir, **settings) as daemon:
+        client = await framed(daemon)
+        pool = (await client.ask("get_status"))["pools"]["nvme"]
+        assert (pool["used_bytes"], pool["quarantined_bytes"]) == (8192 * committed, 8192 * (8 - committed))
+        rest = await client.ask("stage_many", suffixes=["rest"], sizes=[pool["free_bytes"]])
+        assert not places(layouts_of(rest["layouts"])[0]) & set.union(*map(places, layouts))
+        found = [await client.fetch(uri) for uri in uris]
+        assert found == [uri.encode().ljust(5000) if uri in uris[:committed] else None for uri in uris]
+        daemon.ahead_s = 1001
+        await eventually(lambda: daemon.parts.store.cache.pools["nvme"].quarantined_bytes == 0)
 
 
 async def test_after_a_restart_the_oldest_commits_leave_first(short_dir: Path) -> None:
