@@ -141,7 +141,7 @@ def test_a_peek_shows_what_is_there_and_keeps_nothing() -> None:
 def test_what_is_put_replaces_what_was_loaded() -> None:
     table = loaded(an_object("a"), an_object("b"))
     changed = an_object("a")._replace(pinned=False)
-    table.put(changed)
+    table.put([changed])
     assert table.get("a") is changed
     assert len(table) == 2
 
@@ -149,9 +149,9 @@ def test_what_is_put_replaces_what_was_loaded() -> None:
 def test_what_is_popped_is_gone_whether_it_was_made_or_not() -> None:
     table = loaded(an_object("a"), an_object("b"))
     made = table.get("b")
-    assert table.pop("a") == an_object("a")
-    assert table.pop("b") is made
-    assert table.pop("b") is None
+    assert table.pop(["a"]) == [an_object("a")]
+    assert table.pop(["b"]) == [made]
+    assert table.pop(["b"]) == [None]
     assert table.uris() == []
 
 
@@ -167,8 +167,8 @@ def test_what_is_handed_over_is_in_the_other_table_alone_and_no_object_is_made_o
 
 def test_the_objects_in_a_state_are_found_among_both_kinds() -> None:
     table = loaded(an_object("a", SyncStatus.COMMITTED), an_object("b"), an_object("c", SyncStatus.COMMITTED))
-    table.put(an_object("d", SyncStatus.COMMITTED))
-    table.put(an_object("e"))
+    table.put([an_object("d", SyncStatus.COMMITTED)])
+    table.put([an_object("e")])
     assert sorted(table.in_state(SyncStatus.COMMITTED)) == ["a", "c", "d"]
     assert sorted(table.in_state(SyncStatus.LOCAL_ONLY)) == ["b", "e"]
 

@@ -71,17 +71,17 @@ def test_it_has_what_the_object_table_has(
     agree(table, objects)
     for uri, has in steps:
         if has is None:
-            kept.pop(uri)
+            kept.pop([uri])
             objects.pop(uri, None)
         else:
-            kept.put(stored(uri, verifiable=has))
+            kept.put([stored(uri, verifiable=has)])
             objects[uri] = has
         agree(table, objects)
 
 
 def test_a_table_is_published_and_loaded_before_anything_is_in_it() -> None:
     kept = ObjectTable()
-    kept.put(stored("a", verifiable=True))
+    kept.put([stored("a", verifiable=True)])
     with pytest.raises(AssertionError, match="published before anything is here"):
         kept.publish(PresenceWords(view(1)))
     with pytest.raises(AssertionError, match="loaded before anything is here"):
@@ -130,13 +130,13 @@ def test_what_found_no_place_is_counted_until_it_goes() -> None:
     table = view(1)
     words = PresenceWords(table)
     for uri in URIS[:10]:
-        words.change(uri, None, True)
+        words.change([uri], [None], [True])
     assert table.unplaced == 2
-    words.change(URIS[9], True, None)
+    words.change([URIS[9]], [True], [None])
     assert table.unplaced == 1
-    words.change(URIS[0], True, None)
+    words.change([URIS[0]], [True], [None])
     assert (table.unplaced, seen(table, URIS[:1])) == (1, [Presence.ABSENT])
-    words.change(URIS[8], True, None)
+    words.change([URIS[8]], [True], [None])
     assert table.unplaced == 0
 
 
@@ -144,12 +144,12 @@ def test_two_without_a_place_that_share_a_word_are_counted_apart() -> None:
     table = view(1)
     words = PresenceWords(table)
     for uri in URIS[:8]:
-        words.change(uri, None, True)
+        words.change([uri], [None], [True])
     for unplaced in (1, 2):
-        words.change("twin", None, True)  # of another uri of the same word, which are hard to find
+        words.change(["twin"], [None], [True])  # of another uri of the same word, which are hard to find
         assert table.unplaced == unplaced
     for unplaced in (1, 0):
-        words.change("twin", True, None)
+        words.change(["twin"], [True], [None])
         assert table.unplaced == unplaced
 
 
@@ -160,7 +160,7 @@ def test_what_finds_no_place_costs_the_same_however_much_there_is_of_it() -> Non
     started = time.perf_counter()
     words.load(uris, np.ones(len(uris), np.bool_))
     for uri in uris:
-        words.change(uri, True, None)
+        words.change([uri], [True], [None])
     assert time.perf_counter() - started < 5, "it goes over all of them for each"
     assert table.unplaced == 0
 

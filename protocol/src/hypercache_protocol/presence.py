@@ -76,11 +76,6 @@ def words_of(uris: Sequence[bytes], seed: int) -> Words:
     return np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, uris, repeat(seed))), U64) | _TAKEN
 
 
-def word_of(uri: str, seed: int) -> int:
-    """The same for one uri, which is quicker."""
-    return int.from_bytes(xxhash.xxh3_64_digest(uri.encode(), seed), "little") | int(_TAKEN)
-
-
 def places(words: Words, buckets: int) -> npt.NDArray[np.int64]:
     """The numbers of the two buckets of each word; shape (2, len(words))."""
     numbers: npt.NDArray[np.int64] = words.view(np.int64) >> _HALVES & np.int64(buckets - 1)

@@ -309,7 +309,8 @@ class Cache:
             for other in self._own_by_uri.get(staged.uri, ()):
                 other.overtaken = True
         objects = [stored for _, stored in planned]
-        holds = self._retired([(stored.uri, self._objects.put(stored)) for stored in objects], now)
+        uris = [stored.uri for stored in objects]
+        holds = self._retired(uris, self._objects.put(objects), now)
         for tally, some, sizes in self._tallied(objects):
             tally.staged_bytes -= sum(sizes)
             tally.count_in(some, sizes)
@@ -324,7 +325,7 @@ class Cache:
     def apply_removes(self, uris: Sequence[str], now: float) -> list[Hold | None]:
         """Drop the committed objects of these uris, which are all different; returns for each the hold on its
         blocks, if there is one."""
-        return self._retired([(uri, self._objects.pop(uri)) for uri in uris], now)
+        return self._retired(uris, self._objects.pop(uris), now)
 
     def apply_change(self, changed: StoredObject) -> None:
         """Put `changed` in the place of the object with its uri: same blocks, other state or pin."""
@@ -332,10 +333,10 @@ class Cache:
         assert before is not None, "only what is here can change"
         assert before.generation == changed.generation, "a change must not swap blocks"
         if self._withheld.peek(changed.uri) is not None:
-            self._withheld.put(changed)
+            self._withheld.put([changed])
             return
         self._count_out([before])
-        self._objects.put(changed)
+        self._objects.put([changed])
         self._count_in(changed)
 
     def changed(self, stored: StoredObject, event: StateEvent) -> StoredObject:
@@ -549,21 +550,26 @@ class Cache:
     def _writes_like(self, staged: StagedWrite) -> dict[str, list[StagedWrite]]:
         return self._own_by_uri if staged.connection_id is None else self._staged_by_uri
 
-    def _retired(self, leaving: Sequence[tuple[str, StoredObject | None]], now: float) -> list[Hold | None]:
+    def _retired(
+        self, uris: Sequence[str], found: Sequence[StoredObject | None], now: float
+    ) -> list[Hold | None]:
         """Have the blocks rest of what was found under each of these uris before, or else of what is withheld
         there."""
-        self._count_out([before for _, before in leaving if before is not None])
-        return [self._at_rest(before or self._no_longer_withheld(uri), now) for uri, before in leaving]
+        self._count_out([before for before in found if before is not None])
+        owners: Sequence[StoredObject | None] = found
+        if len(self._withheld):
+            owners = [
+                before or self._no_longer_withheld(uri) for uri, before in zip(uris, found, strict=True)
+            ]
+        return [None if before is None else self._at_rest(before, now) for before in owners]
 
     def _no_longer_withheld(self, uri: str) -> StoredObject | None:
-        stored = self._withheld.pop(uri)
+        (stored,) = self._withheld.pop([uri])
         if stored is not None:
             self._count_withheld(stored, -1)
         return stored
 
-    def _at_rest(self, before: StoredObject | None, now: float) -> Hold | None:
-        if before is None:
-            return None
+    def _at_rest(self, before: StoredObject, now: float) -> Hold:
         pool = self.pools[before.tier]
         hold = self.plan_hold(before, now)
         if before.generation in self._reading:

@@ -7,7 +7,7 @@ once would take most of the start, and keep twice the memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -68,23 +68,28 @@ class ObjectTable:
             return list(map(self.get, uris))
         return found  # type: ignore[return-value] # no record is among them
 
-    def put(self, stored: StoredObject) -> StoredObject | None:
-        """`stored` in the place of the object with its uri; returns that, if there is one. Whoever
-        looks finds one of the two."""
-        before = self._set(stored.uri, stored)
-        return stored_of(stored.uri, before) if isinstance(before, bytes) else before
+    def put(self, objects: Sequence[StoredObject]) -> list[StoredObject | None]:
+        """These, all of different uris, in the place of the objects with their uris; returns those that there
+        were. Whoever looks finds one of the two."""
+        uris = [stored.uri for stored in objects]
+        before = list(map(self._objects.get, uris))
+        self._objects.update(zip(uris, objects, strict=True))
+        self._publish(uris, before, objects)
+        return _all_made(uris, before)
 
-    def pop(self, uri: str) -> StoredObject | None:
-        """The object of this uri, which is no longer here."""
-        found = self._taken(uri)
-        return stored_of(uri, found) if isinstance(found, bytes) else found
+    def pop(self, uris: Sequence[str]) -> list[StoredObject | None]:
+        """The objects of these uris, all different, which are no longer here."""
+        found = [self._objects.pop(uri, None) for uri in uris]
+        self._publish(uris, found, [None] * len(uris))
+        return _all_made(uris, found)
 
     def hand_over(self, uri: str, to: ObjectTable) -> None:
         """Move the object of this uri, which must be here, into another table; a record stays a record."""
-        found = self._taken(uri)
-        assert found is not None, "what is handed over must be here"
+        found = self._objects.pop(uri)
+        self._publish([uri], [found], [None])
         to._may_hold_records |= self._may_hold_records
-        to._set(uri, found)
+        to._objects[uri] = found
+        to._publish([uri], [None], [found])
 
     def values(self) -> Iterator[StoredObject]:
         """Every object of this moment; none of them is kept for it."""
@@ -101,22 +106,19 @@ class ObjectTable:
 
     # -- whatever changes what is here -------------------------------------------------------------------
 
-    def _set(self, uri: str, now: StoredObject | bytes) -> StoredObject | bytes | None:
-        """Returns what was there."""
-        before = self._objects.get(uri)
+    def _publish(self, uris: Sequence[str], before: Sequence[_Kept], now: Sequence[_Kept]) -> None:
         if self._published is not None:
-            self._published.change(
-                uri, None if before is None else _is_verifiable(before), _is_verifiable(now)
-            )
-        self._objects[uri] = now
-        return before
-
-    def _taken(self, uri: str) -> StoredObject | bytes | None:
-        found = self._objects.pop(uri, None)
-        if found is not None and self._published is not None:
-            self._published.change(uri, _is_verifiable(found), None)
-        return found
+            self._published.change(uris, map(_is_verifiable, before), map(_is_verifiable, now))
 
 
-def _is_verifiable(found: StoredObject | bytes) -> bool:
+_Kept: TypeAlias = StoredObject | bytes | None
+
+
+def _is_verifiable(found: _Kept) -> bool | None:
+    if found is None:
+        return None
     return has_checksums(found) if isinstance(found, bytes) else found.is_verifiable
+
+
+def _all_made(uris: Sequence[str], found: list[StoredObject | bytes | None]) -> list[StoredObject | None]:
+    return [stored_of(uri, it) if isinstance(it, bytes) else it for uri, it in zip(uris, found, strict=True)]

@@ -7,7 +7,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from hypercache_protocol.presence import (
     TableView,
     Words,
     places,
-    word_of,
     words_of,
 )
 
@@ -59,15 +58,16 @@ class PresenceWords:
             words[start : start + _HASHED_TOGETHER] = words_of(encoded, self._table.geometry.seed)
         return words
 
-    def change(self, uri: str, before: bool | None, now: bool | None) -> None:
-        """What is under `uri`: an object with checksums (True) or without (False), or none."""
-        if before is now:
-            return
-        word = word_of(uri, self._table.geometry.seed)
-        if now is not None:
-            self._place(word if now else word - 1)
-        if before is not None:
-            self._remove(word if before else word - 1)
+    def change(self, uris: Sequence[str], before: Iterable[bool | None], now: Iterable[bool | None]) -> None:
+        """What is under each of `uris`: an object with checksums (True) or without (False), or none."""
+        words: list[int] = self._words_of(uris).tolist()
+        for word, was, will_be in zip(words, before, now, strict=True):
+            if was is will_be:
+                continue
+            if will_be is not None:
+                self._place(word if will_be else word - 1)
+            if was is not None:
+                self._remove(word if was else word - 1)
 
     def _place(self, word: int) -> None:
         place = self._found(word, _EMPTY)
