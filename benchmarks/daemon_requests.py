@@ -5,9 +5,10 @@
 "alone": the next request is sent once the last is answered. "64 together": 64 requests in one write, as a
 lookup or store of 64 keys sends them. The client writes prepared bytes and counts lines, so what it costs
 itself is hardly in the figures. "locate_many" is wire 2's: 512 keys in a frame, 16 frames in flight, made
-once and sent again and again, and its figures are for one key. CPU time tells more than wall time where the
-machine is busy otherwise. A second table has what a client waits while the disk or the backend of others
-hangs: see hung_neighbours.py.
+once and sent again and again, and its figures are for one key. "256 of 256 KiB" is the way of a batch of
+objects, one request after the other, and its figures are for one object. CPU time tells more than wall time
+where the machine is busy otherwise. A second table has what a client waits while the disk or the backend of
+others hangs: see hung_neighbours.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ from hypercache_protocol import ReplyReceived, Role, Session
 from hypercache_protocol.batches import (
     CommitMany,
     CommittedMany,
+    EvictMany,
     Hello,
     LocatedMany,
     LocateMany,
@@ -46,6 +49,9 @@ TOGETHER = 64
 BATCH_KEYS = 512
 IN_FLIGHT = 16
 OBJECT_BYTES = 14 * MIB
+SMALL_BYTES = 256 * 1024
+SMALL_BATCH = 256
+SMALL_ROUNDS = 24
 POOL_SIZE = "8GiB"  # no payload is written
 
 
@@ -178,6 +184,7 @@ def measure(requests: int) -> dict[str, Cost]:
             costs |= _measure_way(daemon, line, name, together, requests)
         line.close()
         costs |= _measure_batches(daemon, requests)
+        costs |= _measure_stores(daemon)
     return costs
 
 
@@ -237,6 +244,43 @@ def _measure_batches(daemon: DaemonProcess, requests: int) -> dict[str, Cost]:
         costs[f"locate_many, {BATCH_KEYS} {name}, a key"] = Cost(wall / count * 1e6, used / count * 1e6)
     frames.close()
     return costs
+
+
+def _measure_stores(daemon: DaemonProcess) -> dict[str, Cost]:
+    """What a batch of small objects costs from its staging to its end, for each of them."""
+    frames = Frames(daemon.socket_path)
+    used: Counter[str] = Counter()
+    passed: Counter[str] = Counter()
+
+    def ask(request: Request) -> Reply:
+        cpu, begun = cpu_seconds(daemon.pid), time.perf_counter()
+        (reply,) = frames.ask([request])
+        passed[request.action] += time.perf_counter() - begun
+        used[request.action] += cpu_seconds(daemon.pid) - cpu
+        return reply
+
+    sizes, ones = [SMALL_BYTES] * SMALL_BATCH, packed([1] * SMALL_BATCH, U32)
+    for number in range(SMALL_ROUNDS):
+        uris: dict[str, Any] = {
+            "prefix": f"hypercache://lmcache/v1/benchmark/model@00000000@0@{number}-",
+            "suffixes": [f"{each:064x}" for each in range(SMALL_BATCH)],
+        }
+        staged = ask(StageMany(**uris, sizes=sizes, auto_flush_s3=False))
+        assert isinstance(staged, StagedMany)
+        sums = {"checksum_counts": ones, "checksums": ones}
+        done = ask(CommitMany(**uris, stage_ids=staged.stage_ids, local_only=True, **sums))
+        assert isinstance(done, CommittedMany)
+        assert not done.errors
+        ask(LocateMany(**uris, layouts=True))
+        ask(EvictMany(**uris))
+    frames.close()
+    count = SMALL_ROUNDS * SMALL_BATCH
+    return {
+        f"{action}, {SMALL_BATCH} of 256 KiB, an object": Cost(
+            passed[action] / count * 1e6, used[action] / count * 1e6
+        )
+        for action in passed
+    }
 
 
 def table(costs: Mapping[str, Cost]) -> str:
