@@ -511,6 +511,8 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def objects_and_writes_are_what_was_made_of_them(self) -> None:
         assert {stored.uri: stored for stored in self.cache.objects()} == self.objects
+        uris = sorted({*self.objects, *self.withheld, "x://nowhere"})
+        assert self.cache.owners(uris) == list(map(self.owner, uris))
         assert {uri: self.cache.withheld_at(uri) for uri in self.cache.withheld()} == self.withheld
         for write in self.writes:
             assert write.staged.extents == tuple(write.extents)

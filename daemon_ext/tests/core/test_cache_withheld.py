@@ -54,6 +54,7 @@ def test_what_is_withheld_is_found_by_nobody_and_keeps_its_blocks() -> None:
     assert cache.get("a") is None
     assert cache.peek("a") is None
     assert cache.peek("b") == cache.get("b")
+    assert cache.owners(["nowhere", "b", "a"]) == [None, cache.get("b"), stored]
     assert cache.locate(["a", "b"])[0] is None
     assert cache.uris() == ["b"]
     assert len(cache) == 1
