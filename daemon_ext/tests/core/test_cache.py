@@ -91,6 +91,28 @@ def test_a_batch_is_staged_as_a_whole_or_not_at_all() -> None:
     assert cache.writes_of("a/1") == [staged[0], staged[2]]
 
 
+def test_of_a_batch_each_object_counts_wherever_it_lies() -> None:
+    cache = limited_cache(a=4 * MIB, b=4 * MIB)
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+    planned = []
+    for uri, size_bytes in (("a/1", MIB), ("b/1", 2 * MIB), ("c/1", 3 * MIB)):
+        staged = cache.stage(uri, size_bytes, Tier.NVME, 1, options, now=0)
+        assert isinstance(staged, StagedWrite)
+        planned.append((staged, cache.plan_commit(staged, StateEvent.COMMIT_LOCAL_ONLY)))
+
+    def figures() -> list[tuple[int, int, int]]:
+        return [
+            (room.staged_bytes // MIB, room.used_bytes // MIB, room.evictable_bytes // MIB)
+            for room in cache.all_rooms()
+        ]
+
+    assert figures() == [(1, 0, 0), (2, 0, 0), (6, 0, 0)]
+    assert cache.apply_commits(planned, now=0) == [None] * 3
+    assert figures() == [(0, 1, 1), (0, 2, 2), (0, 6, 6)]
+    assert None not in cache.apply_removes(["c/1", "a/1"], now=0)
+    assert figures() == [(0, 0, 0), (0, 2, 2), (0, 2, 2)]
+
+
 def test_what_an_object_takes_counts_and_not_its_length() -> None:
     assert victims(cache_of([1, 1, 1]), 8192) == ["0", "1"]
 

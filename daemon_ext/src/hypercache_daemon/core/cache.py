@@ -10,9 +10,10 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, groupby
+from operator import attrgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -490,16 +491,18 @@ class Cache:
 
     def _tallied(
         self, objects: Sequence[StoredObject]
-    ) -> Iterable[tuple[Tally, list[StoredObject], list[int]]]:
+    ) -> Iterator[tuple[Tally, list[StoredObject], list[int]]]:
         """Wherever some of these count: which of them, and what each takes in bytes."""
-        found: dict[Tally, tuple[Tally, list[StoredObject], list[int]]] = {}
-        for stored in objects:
-            size_bytes = stored.allocated_bytes
-            for tally in self._tallies(stored.tier, stored.uri):
-                _, some, sizes = found.get(tally) or found.setdefault(tally, (tally, [], []))
-                some.append(stored)
-                sizes.append(size_bytes)
-        return found.values()
+        limits = self.capacities.shared([stored.uri for stored in objects])
+        if limits is None:
+            for stored in objects:
+                yield from self._tallied([stored])
+            return
+        for tier, group in groupby(objects, attrgetter("tier")):
+            some = list(group)
+            sizes = [stored.allocated_bytes for stored in some]
+            for tally in (self.pools[tier], *limits):
+                yield tally, some, sizes
 
     def _count_in(self, stored: StoredObject) -> None:
         for tally, some, sizes in self._tallied([stored]):
