@@ -48,3 +48,10 @@ def test_a_record_that_is_cut_off_is_not_read_on_in_the_next(cut: int, is_last: 
     records = [record(ONE), short] if is_last else [short, record(ONE), record(ONE, TWO)]
     with pytest.raises(ValueError, match="a record is cut off"):
         Columns(records)
+
+
+@pytest.mark.parametrize("cut", [1, 4, 8])
+def test_nor_is_one_that_lacks_some_of_its_checksums(cut: int) -> None:
+    stored = StoredObject("a", Tier.NVME, 1, packed([ONE, TWO]), bytes(8), 1, SyncStatus.LOCAL_ONLY)
+    with pytest.raises(ValueError, match="a record is cut off"):
+        Columns([record_of(stored)[:-cut], record(ONE)])

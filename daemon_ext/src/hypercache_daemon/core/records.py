@@ -19,7 +19,7 @@ from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
 from .extents import EXTENT_COLUMNS, PACKED_BYTES, ExtentTable
-from .objects import StoredObject
+from .objects import CHECKSUM_BYTES, StoredObject
 
 STATES = (SyncStatus.COMMITTED, SyncStatus.SYNCED_BACKEND, SyncStatus.LOCAL_ONLY)
 TIERS = (Tier.NVME, Tier.RAM)
@@ -131,7 +131,8 @@ def _cut(records: Sequence[bytes]) -> tuple[Heads, ExtentTable]:
     _check_whole(lengths, np.int64(_HEAD.size))
     heads: Heads = _items_at(data, starts, _HEAD_COLUMNS)
     counts = heads["extents"].astype(np.int64)
-    _check_whole(lengths, _HEAD.size + PACKED_BYTES * counts)
+    checksums = np.maximum(heads["checksums"], 0).astype(np.int64)
+    _check_whole(lengths, _HEAD.size + PACKED_BYTES * counts + CHECKSUM_BYTES * checksums)
     before = np.cumsum(counts) - counts  # how many chunks those before a record have
     places = np.repeat(starts + _HEAD.size - PACKED_BYTES * before, counts)
     places += PACKED_BYTES * np.arange(len(places))
