@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 import trio
 from daemon_harness import CHUNK, MIB, Client, Message, eventually, line, pattern, running
 
+from hypercache_daemon.catalog_rows import Change
 from hypercache_protocol.fields import Tier
 
 URI = "hypercache://a/b"
@@ -126,6 +127,30 @@ async def test_purge_deletes_every_object_of_both_tiers_and_no_staged_write(shor
         client = await daemon.connect()
         assert (await client.status())["objects"] == 1
         assert await client.fetch(URI) == b"staged"
+
+
+@pytest.mark.parametrize("action", ["evict", "commit_write"])
+async def test_blocks_rest_from_the_moment_when_nobody_finds_them_however_long_the_catalog_took(
+    short_dir: Path, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(short_dir, quarantine_s=100, quarantine_share=1.0) as daemon:
+        client, pool = await daemon.connect(), daemon.parts.store.cache.pools[Tier.NVME]
+        await client.store(URI, pattern(1, MIB))
+        await client.stage(URI, b"new")
+        write = daemon.parts.store.catalog.write
+
+        async def take_long(changes: Sequence[Change]) -> None:
+            daemon.ahead_s = 150  # readers find the old object all this time
+            await write(changes)
+
+        monkeypatch.setattr(daemon.parts.store.catalog, "write", take_long)
+        await client.ask(action, uri=URI)
+        daemon.ahead_s = 200
+        daemon.parts.store.release_due()
+        assert pool.quarantined_bytes == MIB
+        daemon.ahead_s = 300
+        daemon.parts.store.release_due()
+        assert pool.quarantined_bytes == 0
 
 
 # -- pins ----------------------------------------------------------------------------------------------

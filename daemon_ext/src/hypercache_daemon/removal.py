@@ -167,7 +167,8 @@ class Remover:
         deletes = [Delete(stored.uri) for stored in found]
         holds = [hold_change(store.cache.plan_hold(stored, now)) for stored in found]
         await store.make_durable([*deletes, *holds])
-        store.cache.apply_removes([stored.uri for stored in found], now)
+        # Until here readers found these: their blocks' rest begins now.
+        store.cache.apply_removes([stored.uri for stored in found], store.clock())
         return found
 
 

@@ -390,7 +390,8 @@ class Writer:
             puts.append(Put(stored, casual=replaced is None and stored.state not in DIRTY))
         drops = [DropHold(staged.stage_id) for staged, _ in planned]
         await store.make_durable([*puts, *drops, *holds])
-        store.cache.apply_commits(planned, now)
+        # Until here readers found what is replaced: its rest begins now.
+        store.cache.apply_commits(planned, store.clock())
 
     async def _through(
         self, index: int, stored: StoredObject, results: dict[int, StoredObject | DaemonError]
