@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
@@ -97,17 +97,17 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._groups: dict[str, Counter[str]] = {}
+        self._groups: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def add(self, group: str, name: str, amount: int = 1) -> None:
         """Count `amount` more of `name`."""
         with self._lock:
-            self._groups.setdefault(group, Counter())[name] += amount
+            self._groups[group][name] += amount
 
     def add_outcomes(self, group: str, counted: Mapping[Outcome, int]) -> None:
         """Count each outcome as often as it was there."""
         with self._lock:
-            counts = self._groups.setdefault(group, Counter())
+            counts = self._groups[group]
             for outcome, count in counted.items():
                 counts[outcome.value] += count
 
