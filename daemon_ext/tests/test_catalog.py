@@ -25,7 +25,7 @@ from umasks import umask
 from hypercache_daemon import catalog as catalog_module
 from hypercache_daemon.catalog import Catalog, CatalogError
 from hypercache_daemon.catalog_file import SCHEMA_VERSION
-from hypercache_daemon.catalog_rows import AddHold, Delete, DropHold, Put, Remember
+from hypercache_daemon.catalog_rows import AddHold, Change, Delete, DropHold, Put, Remember
 from hypercache_daemon.core.extents import Extent, packed
 from hypercache_daemon.core.objects import StoredObject, packed_checksums
 from hypercache_daemon.core.records import STATES, stored_of
@@ -237,6 +237,20 @@ async def test_what_was_posted_alone_and_failed_goes_before_the_next_write() -> 
         assert read(path)[0] == []
 
 
+async def test_a_failed_transaction_drops_no_hold_of_a_row_that_others_share() -> None:
+    chunks = [packed([Extent(0, number << 20, 4096)]) for number in range(4)]
+    with made() as path:
+        async with running(path) as catalog:
+            await catalog.write([AddHold(f"{n}", Tier.NVME, chunks[n], writer=True) for n in range(4)])
+            with no_file_may_grow():
+                await fails(catalog, [DropHold("1"), Put(big("u", 1))])
+                catalog.post([DropHold("2")])
+                await fails(catalog, [Put(big("u", 1))])
+            await catalog.write([DropHold("0")])
+        (left,) = read(path)[1]
+    assert sorted(left.extents) == [Extent(0, 1 << 20, 4096), Extent(0, 3 << 20, 4096)]
+
+
 async def test_what_waits_when_the_daemon_stops_is_written() -> None:
     with made() as path:
         async with trio.open_nursery() as writers, running(path) as catalog:
@@ -270,7 +284,7 @@ async def ends_with_the_fault(catalog: Catalog, task_status: trio.TaskStatus[Non
         await catalog.run(task_status=task_status)
 
 
-async def fails(catalog: Catalog, changes: Sequence[Put]) -> None:
+async def fails(catalog: Catalog, changes: Sequence[Change]) -> None:
     with pytest.raises(CatalogError, match="could not be written"):
         await catalog.write(changes)
 
