@@ -378,6 +378,11 @@ def test_any_contiguous_memory_is_a_buffer(source: object) -> None:
     assert ctypes.string_at(buffer.address, 8) == b"12345678"
 
 
+def test_memory_that_is_read_only_has_its_address_too() -> None:
+    buffer = Buffer(b"12345678", writable=False)
+    assert ctypes.string_at(buffer.address, 8) == bytes(buffer.view) == b"12345678"
+
+
 def test_an_empty_buffer_is_one_of_no_bytes() -> None:
     assert Buffer(bytearray(), writable=True).size_bytes == 0
 

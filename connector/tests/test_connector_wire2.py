@@ -739,7 +739,7 @@ def test_unless_stored_is_refused_before_a_daemon_of_2_0_could_drop_it(scripted,
     with pytest.raises(LocalProtocolError, match=r"unless_stored needs wire 2\.1 .* speaks wire 2\.0"):
         client.exchange([request])
     with pytest.raises(DaemonUnavailable, match=r"lacks unless_stored; upgrade it to wire 2\.1"):
-        client.ask(request, needs=frozenset({"unless_stored"}))
+        client.ask(request)
     assert scripted.counted() == {"hello": 2}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -20,21 +20,10 @@ from hypercache_protocol.batches import (
     LocateMany,
     StageMany,
 )
-from hypercache_protocol.layout import (
-    U32,
-    packed,
-)
-from hypercache_protocol.messages import (
-    CommitWrite,
-    Evict,
-    Locate,
-    Request,
-    StageWrite,
-)
+from hypercache_protocol.layout import U32, packed
+from hypercache_protocol.messages import CommitWrite, Evict, Locate, Request, StageWrite
 
 from .prefixes import shared_prefix
-
-_T = TypeVar("_T")
 
 FRAME_BYTES = 512
 """More than the fields of a batch cost beside its items."""

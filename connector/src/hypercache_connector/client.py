@@ -28,6 +28,7 @@ from hypercache_protocol.messages import Reply, Request
 from hypercache_protocol.versions import LATEST, RELEASED, features_of
 
 from .actions import Actions
+from .batching import spares_stored
 from .config import find_socket
 from .connection import Connection, DeadBeforeSending
 from .layouts import Answer
@@ -102,10 +103,13 @@ class Client(Actions):
         connection and within `timeout_s`. `layouts` of a LocateMany must be on.
 
         Raises:
-            DaemonUnavailable, LocalProtocolError: as for `exchange`.
+            DaemonUnavailable, LocalProtocolError: as for `exchange`; also where what is stored is to be
+                spared and the daemon can't (wire 2.1).
         """
         if not many.suffixes:
             return []
+        if spares_stored(many):
+            needs |= {"unless_stored"}
         return self._carried_out(lambda connection, by: connection.ask(many, by), needs)
 
     def lookup(self, uris: Sequence[str], *, needs: frozenset[str] = frozenset()) -> list[Outcome]:

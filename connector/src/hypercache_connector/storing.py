@@ -169,7 +169,7 @@ def _stage_absent(engine: Engine, writes: Sequence[_Write]) -> bool:
 
 def _staged_unless_stored(client: Client, many: StageMany) -> Sequence[Answer]:
     try:
-        return client.ask(many, needs=STORE_NEEDS | {"unless_stored"})
+        return client.ask(many, needs=STORE_NEEDS)
     except DaemonUnavailable as error:
         if error.outcome is not Outcome.DAEMON_TOO_OLD:
             raise
