@@ -19,6 +19,7 @@ from hypercache_connector.runs import RUN_BYTES, in_runs, mapped
 from hypercache_connector.storing import _write_in_turn
 from hypercache_connector.transfers import _read_run
 from hypercache_connector.workers import ChunkWorkers
+from hypercache_connector.write_gate import WriteGate
 from hypercache_protocol import Tier
 
 BLOCK_COUNT = 3
@@ -255,15 +256,17 @@ def test_a_run_whose_time_has_passed_does_not_begin(
 
 def test_a_run_is_one_to_the_gate_with_all_its_bytes(one_device, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = one_device.connector._engine.gate
-    loading, writing = gate.loading, gate.writing
-    seen: list[tuple[float, ...]] = []
-    monkeypatch.setattr(gate, "loading", lambda *sizes: void(seen.append(sizes)) or loading(*sizes))
-    monkeypatch.setattr(gate, "writing", lambda size, by: void(seen.append((size,))) or writing(size, by))
-    with loading(1, 1):
+    writing = gate.writing
+    written: list[int] = []
+    read: list[int] = []
+    monkeypatch.setattr(gate, "writing", lambda size, by: void(written.append(size)) or writing(size, by))
+    monkeypatch.setattr(gate, "loaded", read.append)
+    monkeypatch.setattr(WriteGate, "waiting", 1)
+    with gate.loading():
         assert one_device.store(KEYS, [pages(os.urandom(OBJECT_BYTES)) for _ in KEYS]).ok
     assert one_device.load(KEYS, [pages() for _ in KEYS]) == [True] * len(KEYS)
     whole = OBJECT_BYTES * len(KEYS)
-    assert seen == [(whole,), (1, whole)]
+    assert (written, read) == ([whole], [whole])
 
 
 def void(_: object) -> None:
@@ -272,7 +275,7 @@ def void(_: object) -> None:
 
 def test_each_chunk_of_a_run_is_told_that_the_gate_was_closed(one_device, scripted) -> None:
     engine = one_device.connector._engine
-    with engine.gate.loading(1, 1):
+    with engine.gate.loading():
         engine.gate.close()
         run = row(3, device=scripted.devices[0])
         assert _write_in_turn(engine, time.monotonic() + 30, run) == [Outcome.CLOSED] * 3
