@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import sqlite3
@@ -417,12 +418,10 @@ def test_a_page_that_forgets_one_of_its_rows_is_refused() -> None:
 def test_what_is_torn_is_told_by_its_page_also_where_reading_fails_before_the_check() -> None:
     with made() as path:
         filled(path, many(300))
-        torn = bytearray(path.read_bytes())
-        torn[-4096:] = bytes(4096)
-        path.write_bytes(torn)
+        tear_last_page(path)
         with closing(Catalog.open(path, POOL)) as catalog, pytest.raises(CatalogError) as caught:
             catalog.records()
-        assert f"Page {len(torn) // 4096}: " in str(caught.value)
+        assert f"Page {path.stat().st_size // 4096}: " in str(caught.value)
         assert WAY_OUT in str(caught.value)
 
 
@@ -441,6 +440,39 @@ def test_what_is_torn_is_neither_counted_as_a_start_nor_written() -> None:
             assert path.read_bytes() == before
             with pytest.raises(AssertionError, match="may be torn"):
                 trio.run(run_cancelled, catalog)
+
+
+async def test_what_is_refused_keeps_the_log_that_a_kill_left() -> None:
+    with made() as path:
+        async with running(path) as catalog:
+            await catalog.write([Put(stored) for stored in many(100)])
+        async with running(path) as catalog:
+            await catalog.write([Put(an_object("a"))])
+            killed = crash_image(path)
+        whole = files_of(killed)
+        assert len(whole) == 2
+        assert "another pool" in refusal(killed, "q" * 32)
+        with pytest.raises(CatalogError, match="exists"):
+            Catalog.create(killed, POOL, replace=False)
+        assert files_of(killed) == whole
+        tear_last_page(killed)
+        torn = files_of(killed)
+        assert "damaged" in refusal(killed)
+        assert files_of(killed) == torn
+        for file, data in whole.items():
+            file.write_bytes(data)
+        assert len(read(killed)[0]) == 101
+
+
+def files_of(path: Path) -> dict[Path, bytes]:
+    """The file and its log; what else SQLite makes there it can make anew."""
+    return {file: file.read_bytes() for file in path.parent.iterdir() if not file.name.endswith("-shm")}
+
+
+def tear_last_page(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(bytes(4096))
 
 
 async def run_cancelled(catalog: Catalog) -> None:

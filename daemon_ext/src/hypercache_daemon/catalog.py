@@ -8,7 +8,8 @@ Rules:
 3. A transaction that fails changed nothing and fails each `write` in it; posted changes are kept and go
    first in the next one.
 4. A catalog that is torn, newer than this program or another pool's is refused, never repaired or replaced.
-5. Nothing is written before every page was checked: `checked` is that border.
+5. Nothing is written before every page was checked: `checked` is that border. What is refused keeps its log,
+   too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .catalog_file import (
     WAY_OUT,
     CatalogError,
     check_pages,
+    close_unchanged,
     create,
     in_words,
     meta,
@@ -197,7 +199,7 @@ class Catalog:
 
     def close(self) -> None:
         """Close the file without `run` having run."""
-        self._connection.close()
+        close_unchanged(self._connection, self.path)
 
     def _enter(self, changes: Sequence[Change], *, posted: bool) -> _Entry:
         entry = _Entry(changes, posted=posted)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
+import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 SCHEMA_VERSION = 2
@@ -42,6 +44,9 @@ class CatalogError(Exception):
 
 WAY_OUT = "restore it from a backup, or start with --format to give up every object of this pool"
 _MAGIC = b"SQLite format 3\0"
+
+_READERS_LOCK = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, (1 << 30) + 2, 510, 0)
+"""What every reader of an SQLite file holds, as part of its format: a shared lock on these bytes."""
 
 
 def create(path: Path, pool_id: str, *, replace: bool) -> None:
@@ -116,11 +121,25 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
     except sqlite3.Error as error:
         raise CatalogError(f"the catalog {path} cannot be opened: {error}") from error
     with in_words(path), ExitStack() as held:
-        held.callback(connection.close)
+        held.callback(close_unchanged, connection, path)
         for name, value in _PRAGMAS.items():
             connection.execute(f"PRAGMA {name}={value}")
         yield connection
         held.pop_all()
+
+
+def close_unchanged(connection: sqlite3.Connection, path: Path) -> None:
+    """Close a catalog, which may be torn if it was only read: SQLite must not write the log that a kill left
+    into the file and remove it, as it does where it is alone with them."""
+    log = _beside(path, "-wal")
+    if not (log.exists() and log.stat().st_size):
+        connection.close()
+        return
+    with path.open("rb") as reader:
+        with suppress(BlockingIOError):  # what was written is whole, and locked for good
+            # The lock is this open file's: those of a process never stand in its own way.
+            fcntl.fcntl(reader, fcntl.F_OFD_SETLK, _READERS_LOCK)
+        connection.close()
 
 
 @contextmanager
@@ -162,7 +181,11 @@ def _create(path: Path, pool_id: str) -> None:
 
 def _remove(path: Path) -> None:
     for suffix in ("-wal", "-shm", ""):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+        _beside(path, suffix).unlink(missing_ok=True)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
 
 
 def _was_never_opened(path: Path) -> bool:
@@ -171,7 +194,7 @@ def _was_never_opened(path: Path) -> bool:
         _check_is_database(path)
         with _database(path) as connection:
             never = int(meta(connection, "epoch")) == 0
-            connection.close()
+            close_unchanged(connection, path)
             return never
     except CatalogError:
         return False
