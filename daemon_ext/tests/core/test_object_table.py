@@ -84,6 +84,7 @@ def test_the_objects_of_one_tier_are_found() -> None:
     records = {stored.uri: record_of(stored) for stored in (UPLOADED, on_device)}
     assert of_tier(records, Tier.RAM) == [UPLOADED]
     assert of_tier(records, Tier.NVME) == [on_device]
+    assert of_tier({"b": record_of(on_device)}, Tier.RAM) == []
 
 
 # -- the table -------------------------------------------------------------------------------------------
