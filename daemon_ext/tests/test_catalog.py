@@ -125,7 +125,7 @@ HOLDS = st.builds(
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.lists(OBJECTS, max_size=8, unique_by=lambda stored: stored.uri),
+    st.lists(OBJECTS, max_size=8, unique_by=(lambda stored: stored.uri, lambda stored: stored.generation)),
     st.lists(HOLDS, max_size=8, unique_by=lambda hold: (hold.hold_id, hold.part)),
 )
 def test_every_field_comes_back_after_a_restart(objects: list[StoredObject], holds: list[AddHold]) -> None:
@@ -146,7 +146,7 @@ async def test_an_object_is_replaced_and_forgotten_by_its_uri() -> None:
     with made() as path:
         async with running(path) as catalog:
             await catalog.write([Put(an_object("a", 1)), Put(an_object("b", 2))])
-            await catalog.write([Put(an_object("a", 3)), Delete("b")])
+            await catalog.write([Delete(1), Put(an_object("a", 3)), Delete(2)])
         objects, _ = read(path)
     assert objects == [an_object("a", 3)]
 
@@ -194,15 +194,15 @@ async def test_64_writers_at_once_share_few_transactions() -> None:
 async def test_writes_and_posts_take_effect_in_the_order_in_which_they_were_handed_in() -> None:
     with made() as path:
         async with running(path) as catalog, trio.open_nursery() as writers:
-            for generation in range(1, 200):
-                change = [Put(an_object("u", generation))]
-                if generation % 3:
+            for number in range(1, 200):
+                change = [Put(an_object("u", size_bytes=number))]
+                if number % 3:
                     catalog.post(change)
                 else:
                     writers.start_soon(catalog.write, change)
                     await trio.testing.wait_all_tasks_blocked()
         objects, _ = read(path)
-    assert objects == [an_object("u", 199)]
+    assert objects == [an_object("u", size_bytes=199)]
 
 
 async def test_a_post_before_a_write_is_as_durable_as_the_write() -> None:
@@ -234,7 +234,7 @@ async def test_what_was_posted_alone_and_failed_goes_before_the_next_write() -> 
             with no_file_may_grow():
                 catalog.post([Put(big("u", 1))])
                 await fails(catalog, [Put(an_object("refused", 2))])
-            await catalog.write([Delete("u")])
+            await catalog.write([Delete(1)])
         assert read(path)[0] == []
 
 
@@ -322,7 +322,8 @@ async def test_a_log_that_was_cut_anywhere_gives_the_state_after_some_transactio
     with made() as path:
         async with running(path) as catalog:
             for number in range(12):
-                await catalog.write([Put(an_object("a", number)), Put(an_object("b", number))])
+                both = [an_object(uri, generation, size_bytes=number) for generation, uri in enumerate("ab")]
+                await catalog.write([Put(stored) for stored in both])
             image = crash_image(path)
         log = image.with_name(f"{image.name}-wal")
         whole, database = log.read_bytes(), image.read_bytes()
@@ -331,8 +332,8 @@ async def test_a_log_that_was_cut_anywhere_gives_the_state_after_some_transactio
             image.write_bytes(database)
             log.write_bytes(whole[:length])
             objects, _ = read(image)
-            assert len({stored.generation for stored in objects}) <= 1, "half a transaction"
-            seen.append(objects[0].generation if objects else -1)
+            assert len({stored.size_bytes for stored in objects}) <= 1, "half a transaction"
+            seen.append(objects[0].size_bytes if objects else -1)
     assert seen == sorted(seen)
     assert set(seen) == set(range(-1, 12))
 
@@ -400,7 +401,7 @@ DAMAGE_IMAGE = _damage_image()
 
 
 def test_a_page_that_forgets_one_of_its_rows_is_refused() -> None:
-    leaf, page_size = 0x0A, 4096
+    leaf, page_size = 0x0D, 4096
     with made() as path:
         filled(path, many(100))
         whole = path.read_bytes()
@@ -413,6 +414,12 @@ def test_a_page_that_forgets_one_of_its_rows_is_refused() -> None:
             path.write_bytes(forgetful)
             assert "damaged" in refusal(path)
             assert path.read_bytes() == forgetful
+
+
+def test_two_objects_of_one_uri_are_refused() -> None:
+    with made() as path:
+        filled(path, [an_object("u", 1), an_object("u", 2)])
+        assert "two objects have one uri" in refusal(path)
 
 
 def test_what_is_torn_is_told_by_its_page_also_where_reading_fails_before_the_check() -> None:
@@ -445,9 +452,9 @@ def test_what_is_torn_is_neither_counted_as_a_start_nor_written() -> None:
 async def test_what_is_refused_keeps_the_log_that_a_kill_left() -> None:
     with made() as path:
         async with running(path) as catalog:
-            await catalog.write([Put(stored) for stored in many(100)])
+            await catalog.write([Put(stored) for stored in many(300)])
         async with running(path) as catalog:
-            await catalog.write([Put(an_object("a"))])
+            await catalog.write([Put(an_object("a", 0))])  # the last page stays as it is
             killed = crash_image(path)
         whole = files_of(killed)
         assert len(whole) == 2
@@ -461,7 +468,7 @@ async def test_what_is_refused_keeps_the_log_that_a_kill_left() -> None:
         assert files_of(killed) == torn
         for file, data in whole.items():
             file.write_bytes(data)
-        assert len(read(killed)[0]) == 101
+        assert len(read(killed)[0]) == 301
 
 
 def files_of(path: Path) -> dict[Path, bytes]:
@@ -525,6 +532,7 @@ def cells(database: bytes, page_start: int) -> int:
         "UPDATE objects SET record='text' WHERE uri LIKE '%2'",
         "UPDATE objects SET record=7 WHERE uri LIKE '%2'",
         "UPDATE objects SET uri='hypercache://object/another' WHERE uri LIKE '%2'",
+        "UPDATE objects SET generation=7 WHERE uri LIKE '%2'",
         "UPDATE objects SET crc=0 WHERE uri LIKE '%2'",
         "UPDATE objects SET crc='text' WHERE uri LIKE '%2'",
         "UPDATE holds SET writer=2",
@@ -699,15 +707,18 @@ def test_what_a_cut_off_start_left_of_a_catalog_is_no_obstacle(tmp_path: Path) -
     assert [file.name for file in tmp_path.iterdir()] == ["c.sqlite"]
 
 
-async def test_uris_come_in_their_order_from_anywhere_on() -> None:
+async def test_uris_come_in_the_order_of_their_commits_from_anywhere_on() -> None:
     with made() as path:
         async with running(path) as catalog:
             names = [stored.uri for stored in many(5)]
             await catalog.write([Put(stored) for stored in reversed(many(5))])
-            assert await catalog.uris_after("", 3) == names[:3]
-            assert await catalog.uris_after(names[2], 3) == names[3:]
-            assert await catalog.uris_after(names[2] + "!", 1) == names[3:4], "even if that one is gone"
-            assert await catalog.uris_after(names[4], 3) == []
+            found = list(enumerate(names, 1))
+            assert await catalog.uris_between(0, 9, 3) == found[:3]
+            assert await catalog.uris_between(3, 9, 3) == found[3:]
+            assert await catalog.uris_between(1, 3, 3) == found[1:3]
+            await catalog.write([Delete(3)])
+            assert await catalog.uris_between(3, 9, 1) == found[3:4], "even if that one is gone"
+            assert await catalog.uris_between(5, 9, 3) == []
 
 
 def test_what_is_to_be_remembered_is_there_for_the_next_start() -> None:
@@ -729,7 +740,7 @@ def test_a_catalog_that_cannot_be_read_any_more_says_so() -> None:
         async with running(path) as catalog:
             catalog._connection.execute("DROP TABLE objects")
             with pytest.raises(CatalogError, match="could not be read: no such table"):
-                await catalog.uris_after("", 1)
+                await catalog.uris_between(0, 9, 1)
 
     with made() as path:
         trio.run(ask)

@@ -28,7 +28,10 @@ from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
 FOLDER = Path(__file__).parent / "catalogs"
-FROZEN = {2: "8adebf69be36b51ae074515e1260cda3143c2a1c923df3ff39a2de527d442d5a"}
+FROZEN = {
+    2: "8adebf69be36b51ae074515e1260cda3143c2a1c923df3ff39a2de527d442d5a",
+    3: "b71548163f0fd3dab4178eb73e6c5e26b1607855ddc857fcf0d6063582106da2",
+}
 """Schema -> SHA-256 of its catalog, so that an edit of one shows in review as two edits."""
 
 POOL = "0123456789abcdef" * 2

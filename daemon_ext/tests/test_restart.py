@@ -273,7 +273,7 @@ def of_other_devices(catalog: Path) -> None:
     chunk = packed([Extent(0, 1 << 40, 5)])
     beyond = StoredObject("beyond", Tier.NVME, 5, chunk, None, 1, SyncStatus.LOCAL_ONLY)
     with closing(sqlite3.connect(catalog)) as connection, connection:
-        connection.execute("INSERT INTO objects VALUES (?, ?, ?)", object_row(beyond))
+        connection.execute("INSERT INTO objects VALUES (?, ?, ?, ?)", object_row(beyond))
 
 
 @pytest.mark.parametrize("damage", [rubbish, torn, of_other_devices], ids=lambda damage: damage.__name__)

@@ -275,7 +275,7 @@ async def test_it_begins_by_itself_and_stays_alive(short_dir: Path, monkeypatch:
     monkeypatch.setattr(scrub, "_ROUND_EVERY_S", 0.01)
     async with running(short_dir, scrub_mib_s=FAST) as daemon:
         client = await daemon.connect()
-        monkeypatch.setattr(daemon.parts.store.catalog, "uris_after", failing)
+        monkeypatch.setattr(daemon.parts.store.catalog, "uris_between", failing)
         await eventually(lambda: failing_calls)
         monkeypatch.undo()
         monkeypatch.setattr(scrub, "_ROUND_EVERY_S", 0.01)
@@ -284,11 +284,11 @@ async def test_it_begins_by_itself_and_stays_alive(short_dir: Path, monkeypatch:
         await eventually(lambda: daemon.parts.scrubber.report()["corrupt_objects"] == 1)
 
 
-failing_calls: list[str] = []
+failing_calls: list[int] = []
 
 
-async def failing(uri: str, count: int) -> list[str]:
-    failing_calls.append(uri)
+async def failing(after: int, last: int, count: int) -> list[tuple[int, str]]:
+    failing_calls.append(after)
     raise RuntimeError("a fault of the daemon")
 
 

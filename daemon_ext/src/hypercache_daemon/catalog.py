@@ -127,8 +127,12 @@ class Catalog:
     def records(self) -> dict[str, bytes]:
         """The record of every object by uri, in no promised order."""
         found: dict[str, bytes] = {}
-        for group in self._read(f"SELECT {OBJECT_COLUMNS} FROM objects", read_records):
+        count = 0
+        for rows, group in self._read(f"SELECT {OBJECT_COLUMNS} FROM objects", _counted_records):
             found.update(group)
+            count += rows
+        if len(found) != count:
+            raise CatalogError(f"the catalog {self.path} is damaged: two objects have one uri; {WAY_OUT}")
         return found
 
     def holds(self) -> list[AddHold]:
@@ -147,21 +151,24 @@ class Catalog:
 
     # -- reading while it is written -------------------------------------------------------------------
 
-    async def uris_after(self, uri: str, count: int) -> list[str]:
-        """The next `count` uris of objects beyond `uri`, in the order of their bytes; what was handed in and
-        is not written yet may be missing.
+    async def uris_between(self, after: int, last: int, count: int) -> list[tuple[int, str]]:
+        """Generation and uri of the first `count` objects whose generation is beyond `after` and at most
+        `last`, in their order; what was handed in and is not written yet may be missing.
 
         Raises:
             CatalogError: it cannot be read.
         """
         try:
-            return await trio.to_thread.run_sync(self._uris_after, uri, count, limiter=self._thread)
+            return await trio.to_thread.run_sync(self._uris_between, after, last, count, limiter=self._thread)
         except sqlite3.Error as error:
             raise CatalogError(f"the catalog {self.path} could not be read: {error}") from error
 
-    def _uris_after(self, uri: str, count: int) -> list[str]:
-        query = "SELECT uri FROM objects WHERE uri > ? ORDER BY uri LIMIT ?"
-        return [uri for (uri,) in self._connection.execute(query, (uri, count))]
+    def _uris_between(self, after: int, last: int, count: int) -> list[tuple[int, str]]:
+        query = (
+            "SELECT generation, uri FROM objects WHERE generation > ? AND generation <= ?"
+            " ORDER BY generation LIMIT ?"
+        )
+        return self._connection.execute(query, (after, last, count)).fetchall()
 
     # -- writing ---------------------------------------------------------------------------------------
 
@@ -244,8 +251,12 @@ class Catalog:
         self.transactions += 1
 
 
-_PUT = f"INSERT OR REPLACE INTO objects ({OBJECT_COLUMNS}) VALUES (?, ?, ?)"
-_DELETE = "DELETE FROM objects WHERE uri=?"
+def _counted_records(rows: list[Any]) -> tuple[int, Iterable[tuple[str, bytes]]]:
+    return len(rows), read_records(rows)
+
+
+_PUT = f"INSERT OR REPLACE INTO objects ({OBJECT_COLUMNS}) VALUES (?, ?, ?, ?)"
+_DELETE = "DELETE FROM objects WHERE generation=?"
 _ADD_HOLD = f"INSERT OR REPLACE INTO holds ({HOLD_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
 _DROP_HOLD = "DELETE FROM holds WHERE hold_id=?"
 _REMEMBER = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
@@ -268,7 +279,7 @@ def _drop_holds(drops: Iterable[DropHold], holds: HoldRows) -> Iterator[_Step]:
 
 _STEPS: dict[type[Change], Callable[[Iterator[Any], HoldRows], Iterable[_Step]]] = {
     Put: lambda puts, _: [(_PUT, [object_row(put.stored) for put in puts])],
-    Delete: lambda deletes, _: [(_DELETE, [(delete.uri,) for delete in deletes])],
+    Delete: lambda deletes, _: [(_DELETE, [(delete.generation,) for delete in deletes])],
     AddHold: lambda adds, holds: [(_ADD_HOLD, map(hold_row, holds.add(adds)))],
     DropHold: _drop_holds,
     Remember: lambda words, _: [(_REMEMBER, [(word.name, word.value) for word in words])],

@@ -10,19 +10,35 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-SCHEMA_VERSION = 2
-_MIGRATIONS: dict[int, tuple[str, ...]] = {}
+from .core.records import generation_of
+
+SCHEMA_VERSION = 3
+
+# In the order of commits: what is committed or evicted together lies on the same pages. In that of uris each
+# object changed a page of its own.
+_OBJECTS = """
+CREATE TABLE objects (
+    generation INTEGER PRIMARY KEY, uri TEXT NOT NULL, record BLOB NOT NULL, crc INTEGER NOT NULL
+);
+"""
+_MIGRATIONS: dict[int, tuple[str, ...]] = {
+    2: (
+        "ALTER TABLE objects RENAME TO objects_by_uri",
+        _OBJECTS,
+        "INSERT INTO objects SELECT generation_of(record) AS generation, uri, record, crc"
+        " FROM objects_by_uri ORDER BY generation",
+        "DROP TABLE objects_by_uri",
+    )
+}
 """For each schema that was released before the present one: the statements that make the next one of it. A
 new schema needs an entry here, and a frozen catalog in tests/catalogs/ beside those of all others."""
 
 _READ_AHEAD_BYTES = 128 << 10
 """Linux's own usual window: of more at a time it would read no more than that."""
 
-_SCHEMA = """
+_SCHEMA = f"""
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE objects (
-    uri TEXT PRIMARY KEY, record BLOB NOT NULL, crc INTEGER NOT NULL
-) WITHOUT ROWID;
+{_OBJECTS.strip()}
 CREATE TABLE holds (
     hold_id TEXT NOT NULL, part INTEGER NOT NULL, tier TEXT NOT NULL, extents BLOB NOT NULL,
     writer INTEGER NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (hold_id, part)
@@ -124,6 +140,7 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
         held.callback(close_unchanged, connection, path)
         for name, value in _PRAGMAS.items():
             connection.execute(f"PRAGMA {name}={value}")
+        connection.create_function("generation_of", 1, generation_of, deterministic=True)  # for migrations
         yield connection
         held.pop_all()
 

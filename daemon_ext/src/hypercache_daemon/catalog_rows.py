@@ -15,20 +15,21 @@ from hypercache_protocol.fields import Tier
 
 from .core.extents import Extent, unpacked
 from .core.objects import StoredObject
-from .core.records import record_of
+from .core.records import generation_of, record_of
 
 
 class Put(NamedTuple):
-    """Write an object, over the one with its uri if there is one."""
+    """Write an object, over the one of its generation if there is one. One of another generation with its uri
+    must be deleted with it: a catalog with two of one uri is damaged."""
 
     stored: StoredObject
     casual: bool = False
 
 
 class Delete(NamedTuple):
-    """Forget an object."""
+    """Forget the object of this generation."""
 
-    uri: str
+    generation: int
     casual: bool = False
 
 
@@ -66,7 +67,7 @@ class Remember(NamedTuple):
 
 Change = Put | Delete | AddHold | DropHold | Remember
 
-OBJECT_COLUMNS = "uri, record, crc"
+OBJECT_COLUMNS = "generation, uri, record, crc"
 _TIERS = {tier.value: tier for tier in Tier}
 
 HOLD_COLUMNS = "hold_id, part, tier, extents, writer, crc"
@@ -75,16 +76,18 @@ HOLD_COLUMNS = "hold_id, part, tier, extents, writer, crc"
 def object_row(stored: StoredObject) -> tuple[object, ...]:
     """An object's row, in the order of OBJECT_COLUMNS."""
     record = record_of(stored)
-    return (stored.uri, record, _record_crc(stored.uri, record))
+    return (stored.generation, stored.uri, record, _record_crc(stored.uri, record))
 
 
-def read_records(rows: Sequence[tuple[str, bytes, int]]) -> Iterable[tuple[str, bytes]]:
+def read_records(rows: Sequence[tuple[int, str, bytes, int]]) -> Iterable[tuple[str, bytes]]:
     """The uri and the record of each object. ValueError where a row is not as it was written."""
-    uris, records, crcs = zip(*rows, strict=True)
+    generations, uris, records, crcs = zip(*rows, strict=True)
     # In C from end to end: a start does this for every object.
     seen = tuple(map(zlib.crc32, records, map(zlib.crc32, map(str.encode, uris))))
     if seen != crcs:
         raise _changed(next(uri for uri, crc, was in zip(uris, seen, crcs, strict=True) if crc != was))
+    if tuple(map(generation_of, records)) != generations:
+        raise ValueError("a row has not the number of its object")
     return zip(uris, records, strict=True)
 
 

@@ -164,7 +164,7 @@ class Remover:
         if not found:
             return []
         now = store.clock()
-        deletes = [Delete(stored.uri) for stored in found]
+        deletes = [Delete(stored.generation) for stored in found]
         holds = [hold_change(store.cache.plan_hold(stored, now)) for stored in found]
         await store.make_durable([*deletes, *holds])
         # Until here readers found these: their blocks' rest begins now.

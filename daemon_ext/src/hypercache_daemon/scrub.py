@@ -10,7 +10,7 @@ Rules:
    says what is lost with it: once, since then it is gone.
 4. What cannot be read is the device's fault, which is not judged here; a RAM file that is gone or cut off
    is a lost object.
-5. A round goes through the catalog by uri and goes on after a restart where it was.
+5. A round goes through the catalog in the order of commits and goes on after a restart where it was.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PIECE_BYTES = 1024 * 1024  # half a millisecond of a drive
 _LEAST_BYTES = 64 * 1024  # what a read counts as at least: a small one costs the daemon as much as that
 _URIS_TOGETHER = 64
 _PAUSE_S = 0.01  # after each so many, whether they had to be read or not
-_PLACE = "scrubbed up to"
+_PLACE = "scrubbed up to generation"
 _T = TypeVar("_T")
 
 
@@ -55,7 +55,7 @@ class Scrubber:
         self._remover = remover
         self._pace_bytes_s = pace_bytes_s
         self._thread = trio.CapacityLimiter(1)
-        self._after = store.catalog.remembered.get(_PLACE, "")
+        self._after = int(store.catalog.remembered.get(_PLACE, 0))
         self._rounds = 0
         self._objects = 0
         self._bytes = 0
@@ -92,17 +92,18 @@ class Scrubber:
 
     async def round(self) -> None:
         """Check what is left of the round that was begun last."""
-        while uris := await self._store.catalog.uris_after(self._after, _URIS_TOGETHER):
-            for uri in uris:
+        last = self._store.cache.newest_generation  # else it would not end where commits are quicker
+        while found := await self._store.catalog.uris_between(self._after, last, _URIS_TOGETHER):
+            for _, uri in found:
                 await self._check(uri)
-            self._remember(uris[-1])
+            self._remember(found[-1][0])
             await trio.sleep(_PAUSE_S)
-        self._remember("")
+        self._remember(0)
         self._rounds += 1
 
-    def _remember(self, uri: str) -> None:
-        self._after = uri
-        self._store.catalog.post([Remember(_PLACE, uri)])
+    def _remember(self, generation: int) -> None:
+        self._after = generation
+        self._store.catalog.post([Remember(_PLACE, str(generation))])
 
     async def _check(self, uri: str) -> None:
         stored = self._store.cache.peek(uri)

@@ -268,7 +268,7 @@ def _serials(in_ram: Iterable[StoredObject]) -> Set[int]:
 
 
 def _forget(catalog: Catalog, lost: Iterable[StoredObject], ram_holds: Iterable[AddHold]) -> None:
-    changes: list[Change] = [Delete(stored.uri) for stored in lost]
+    changes: list[Change] = [Delete(stored.generation) for stored in lost]
     changes += [DropHold(hold.hold_id) for hold in ram_holds]
     if changes:
         catalog.post(changes)

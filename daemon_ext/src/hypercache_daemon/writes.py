@@ -16,7 +16,7 @@ from hypercache_protocol.states import DIRTY, StateEvent
 
 from .access import DeviceError
 from .catalog import CatalogError
-from .catalog_rows import AddHold, DropHold, Put
+from .catalog_rows import AddHold, Delete, DropHold, Put
 from .core.allocator import Extent
 from .core.cache import Room, Want
 from .core.extents import rounded_up
@@ -382,14 +382,16 @@ class Writer:
         now = store.clock()
         uris = [stored.uri for _, stored in planned]
         puts: list[Put] = []
+        deletes: list[Delete] = []
         holds: list[AddHold] = []
         for (_, stored), replaced in zip(planned, store.cache.owners(uris), strict=True):
             if replaced is not None:
+                deletes.append(Delete(replaced.generation))
                 holds.append(hold_change(store.cache.plan_hold(replaced, now)))
             # What a power loss would bring back is a miss, unless blocks changed hands.
             puts.append(Put(stored, casual=replaced is None and stored.state not in DIRTY))
         drops = [DropHold(staged.stage_id) for staged, _ in planned]
-        await store.make_durable([*puts, *drops, *holds])
+        await store.make_durable([*deletes, *puts, *drops, *holds])
         # Until here readers found what is replaced: its rest begins now.
         store.cache.apply_commits(planned, store.clock())
 

@@ -114,6 +114,11 @@ class Cache:
             return found
         return [here or self._withheld.peek(uri) for here, uri in zip(found, uris, strict=True)]
 
+    @property
+    def newest_generation(self) -> int:
+        """No object has a greater one."""
+        return self._epoch << 40 | self._counter
+
     def locate(self, uris: Sequence[str]) -> list[StoredObject | None]:
         """The committed objects of one batch, in its order; counts as a use of each."""
         found = self._objects.many(uris)
@@ -483,7 +488,7 @@ class Cache:
 
     def _next(self) -> int:
         self._counter += 1
-        return (self._epoch << 40) | self._counter
+        return self.newest_generation
 
     def _tallies(self, tier: Tier, uri: str) -> tuple[Tally, ...]:
         """Wherever something of this name counts."""

@@ -31,6 +31,7 @@ _ANNOUNCE_COMMITTED = 2
 _NO_CHECKSUMS = -1
 
 _HEAD = struct.Struct("<QQBBBxIi")
+_GENERATION = struct.Struct("<Q")
 _HEAD_COLUMNS = np.dtype(
     {
         "names": ["generation", "state", "tier", "flags", "extents", "checksums"],
@@ -82,6 +83,12 @@ def stored_of(uri: str, record: bytes) -> StoredObject:
         record[checksums_end:].decode() or None,
         bool(flags & _ANNOUNCE_COMMITTED),
     )
+
+
+def generation_of(record: bytes) -> int:
+    """The generation alone. `struct.error` where the record is too short for one."""
+    (generation,) = _GENERATION.unpack_from(record)
+    return int(generation)
 
 
 def state_of(record: bytes) -> SyncStatus:
