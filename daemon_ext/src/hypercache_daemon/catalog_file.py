@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from .core.records import generation_of
+from .core.records import generations_of
 
 SCHEMA_VERSION = 3
 
@@ -140,7 +140,7 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
         held.callback(close_unchanged, connection, path)
         for name, value in _PRAGMAS.items():
             connection.execute(f"PRAGMA {name}={value}")
-        connection.create_function("generation_of", 1, generation_of, deterministic=True)  # for migrations
+        connection.create_function("generation_of", 1, _generation_of, deterministic=True)  # for migrations
         yield connection
         held.pop_all()
 
@@ -249,6 +249,10 @@ def check_pages(connection: sqlite3.Connection, path: Path) -> None:
         (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if problem != "ok":
         raise CatalogError(f"the catalog {path} is damaged ({problem}); {WAY_OUT}")
+
+
+def _generation_of(record: bytes) -> int:
+    return generations_of((record,))[0]
 
 
 def _migrate(connection: sqlite3.Connection) -> None:

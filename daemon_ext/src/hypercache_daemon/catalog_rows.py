@@ -15,7 +15,7 @@ from hypercache_protocol.fields import Tier
 
 from .core.extents import Extent, unpacked
 from .core.objects import StoredObject
-from .core.records import generation_of, record_of
+from .core.records import generations_of, record_of
 
 
 class Put(NamedTuple):
@@ -86,7 +86,7 @@ def read_records(rows: Sequence[tuple[int, str, bytes, int]]) -> Iterable[tuple[
     seen = tuple(map(zlib.crc32, records, map(zlib.crc32, map(str.encode, uris))))
     if seen != crcs:
         raise _changed(next(uri for uri, crc, was in zip(uris, seen, crcs, strict=True) if crc != was))
-    if tuple(map(generation_of, records)) != generations:
+    if generations_of(records) != generations:
         raise ValueError("a row has not the number of its object")
     return zip(uris, records, strict=True)
 

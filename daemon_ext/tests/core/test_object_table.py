@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypercache_daemon.core.extents import Extent, end_on, packed
 from hypercache_daemon.core.object_table import ObjectTable
 from hypercache_daemon.core.objects import StoredObject, packed_checksums
-from hypercache_daemon.core.records import STATES, of_tier, record_of, state_of, stored_of
+from hypercache_daemon.core.records import STATES, generations_of, of_tier, record_of, state_of, stored_of
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
@@ -57,6 +57,7 @@ def test_a_record_gives_back_the_object(stored: StoredObject) -> None:
     record = record_of(stored)
     assert stored_of(stored.uri, record) == stored
     assert state_of(record) is stored.state
+    assert generations_of([record, record]) == (stored.generation,) * 2
 
 
 def test_a_record_is_what_catalogs_have() -> None:
