@@ -307,6 +307,17 @@ def test_a_catalog_in_which_a_block_has_two_owners_is_refused() -> None:
         cache_of([]).load({"0": record_of(first), "1": record_of(second._replace(generation=7, **places))})
 
 
+def test_a_staged_write_that_no_client_heard_of_leaves_nothing() -> None:
+    cache = cache_of([])
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+    before = cache.pools[Tier.NVME].usage()
+    staged = cache.stage("new", 2 * MIB, Tier.NVME, 1, options, now=0)
+    assert isinstance(staged, StagedWrite)
+    cache.undo_stage(staged)
+    assert (cache.staged_writes(), cache.newest_staged("new")) == ([], None)
+    assert cache.pools[Tier.NVME].usage() == before
+
+
 def test_an_append_that_no_client_heard_of_leaves_nothing() -> None:
     cache = cache_of([])
     options = StageOptions(auto_flush=False, write_through=False, pinned=False)
