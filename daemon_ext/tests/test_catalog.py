@@ -508,6 +508,24 @@ def test_the_pages_are_checked_while_the_start_goes_on(monkeypatch: pytest.Monke
         is_going_on.set()
 
 
+def test_the_whole_file_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def advise(_: int, start: int, size_bytes: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        asked.append(range(start, start + size_bytes))
+
+    asked: list[range] = []
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    with made() as path:
+        filled(path, many(3000))
+        size_bytes = path.stat().st_size
+        asked.clear()
+        read(path)
+    assert len(asked) > 1, "of more at a time Linux reads no more than its window"
+    assert [pages.start for pages in asked[1:]] == [pages.stop for pages in asked[:-1]]
+    assert asked[0].start == 0
+    assert asked[-1].stop >= size_bytes
+
+
 def test_a_start_that_fails_is_not_counted() -> None:
     with made() as path:
         with closing(Catalog.open(path, POOL)) as catalog, suppress(ValueError), catalog.checked():
