@@ -95,26 +95,25 @@ def test_the_rows_always_say_what_is_held_also_after_transactions_that_fail(data
         rows_before, live_before = dict(catalog.rows), {key: list(parts) for key, parts in live.items()}
         for step in data.draw(st.lists(st.sampled_from(["add", "append", "drop"]), min_size=1, max_size=3)):
             known = sorted(live)
-            if step == "add":
-                kinds = data.draw(st.lists(KINDS, min_size=1, max_size=6))
-                fresh = [
-                    hold(number + i, tier, chunks, 0, writer)
-                    for i, (tier, chunks, writer) in enumerate(kinds)
-                ]
-                number += len(fresh)
-                live |= {it.hold_id: [it] for it in fresh}
-                catalog.add(fresh)
-            elif known and step == "append":
-                first = live[data.draw(st.sampled_from(known))]
-                part = sum(len(it.extents) for it in first)
-                more = hold(int(first[0].hold_id, 16), first[0].tier, 2, part, first[0].writer)
-                first.append(more)
-                catalog.add([more])
-            elif known:
-                chosen = data.draw(st.lists(st.sampled_from(known), unique=True))
+            if step == "drop":
+                chosen = data.draw(st.lists(st.sampled_from(known), unique=True)) if known else []
                 for hold_id in chosen:
                     del live[hold_id]
                 catalog.drop(chosen)
+                continue
+            kinds = data.draw(st.lists(KINDS, min_size=1, max_size=6))
+            together = [
+                hold(number + i, tier, chunks, 0, writer) for i, (tier, chunks, writer) in enumerate(kinds)
+            ]
+            number += len(together)
+            live |= {it.hold_id: [it] for it in together}
+            if known and step == "append":
+                whole = live[data.draw(st.sampled_from(known))]
+                first = sum(len(it.extents) for it in whole)
+                more = hold(int(whole[0].hold_id, 16), whole[0].tier, 2, first + 1, whole[0].writer)
+                whole.append(more)
+                together.insert(data.draw(st.integers(0, len(together))), more)
+            catalog.add(together)
         if data.draw(st.booleans()):
             catalog.holds.keep()
         else:

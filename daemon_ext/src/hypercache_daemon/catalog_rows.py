@@ -36,7 +36,7 @@ class Delete(NamedTuple):
 class AddHold(NamedTuple):
     """Blocks without an owner that must not be handed out. A power loss ends their writers and readers
     too, so this needs to survive no more than the daemon's own death: it is casual. A hold may come in
-    parts, as a streamed write does."""
+    parts, as a streamed write does: 0 is what it began with, and no other part has that number."""
 
     hold_id: str
     tier: Tier

@@ -49,7 +49,7 @@ class HoldRows:
     def add(self, holds: Iterable[AddHold]) -> list[AddHold]:
         """The rows to write for these holds: new ones, and parts of some that are there."""
         rows: list[AddHold] = []
-        for (tier, writer, is_part), alike in groupby(holds, self._kind):
+        for (tier, writer, is_part), alike in groupby(holds, _kind):
             for some in _cut(alike):
                 if is_part:
                     self._note_parts(some)
@@ -99,10 +99,6 @@ class HoldRows:
         self._new_in_parts |= {part.hold_id for part in parts} - self._in_parts
         self._in_parts |= self._new_in_parts
 
-    def _kind(self, hold: AddHold) -> tuple[Tier, bool, bool]:
-        # What was empty is appended to as part 0.
-        return hold.tier, hold.writer, hold.part > 0 or hold.hold_id in self._shared_by
-
     def _share(self, tier: Tier, writer: bool, holds: Sequence[AddHold]) -> AddHold:
         shared = _Shared(
             f"{holds[0].hold_id}+", tier, writer, {it.hold_id: it.packed_extents for it in holds}
@@ -110,6 +106,10 @@ class HoldRows:
         self._shared_by.update(dict.fromkeys(shared.holds, shared))
         self._added += shared.holds
         return shared.as_hold()
+
+
+def _kind(hold: AddHold) -> tuple[Tier, bool, bool]:
+    return hold.tier, hold.writer, hold.part > 0
 
 
 def _cut(holds: Iterable[AddHold]) -> Iterator[list[AddHold]]:

@@ -200,7 +200,14 @@ def hold_change(hold: Hold) -> AddHold:
     return AddHold(hold.hold_id, hold.tier, hold.packed_extents, not hold.shortenable)
 
 
-def writer_hold(staged: StagedWrite, first: int) -> AddHold:
-    """The catalog's record of a staged write's blocks from number `first` on: were the daemon to die, the
-    writer may still be writing to them."""
-    return AddHold(staged.stage_id, staged.tier, staged.packed_extents[PACKED_BYTES * first :], True, first)
+def writer_hold(staged: StagedWrite) -> AddHold:
+    """The catalog's record of a new staged write's blocks: were the daemon to die, the writer may still be
+    writing to them."""
+    return AddHold(staged.stage_id, staged.tier, staged.packed_extents, True)
+
+
+def appended_hold(staged: StagedWrite, first: int) -> AddHold:
+    """The same for its blocks from number `first` on, which were appended: another part, even to what was
+    empty."""
+    appended = staged.packed_extents[PACKED_BYTES * first :]
+    return AddHold(staged.stage_id, staged.tier, appended, True, part=first + 1)

@@ -40,7 +40,7 @@ from .refusals import (
     too_many_objects,
 )
 from .removal import Remover
-from .store import Store, hold_change, writer_hold
+from .store import Store, appended_hold, hold_change, writer_hold
 
 _TRIES = 4
 MOST_SPARE_CHUNKS = 1 << 18
@@ -150,7 +150,8 @@ class Writer:
             if fresh is None:
                 fresh = {}
                 self._stage_one_by_one(order, left, fresh, reports, results)
-            await self._record([(staged, 0) for staged in fresh.values()], self.store.cache.undo_stage)
+            whole = list(fresh.values())
+            await self._record(whole, list(map(writer_hold, whole)), self.store.cache.undo_stage)
         results.update(fresh)
         return reports
 
@@ -220,24 +221,23 @@ class Writer:
         return any(made)
 
     async def _record(
-        self, fresh: Sequence[tuple[StagedWrite, int]], undo: Callable[[StagedWrite], None]
+        self, fresh: Sequence[StagedWrite], holds: Sequence[AddHold], undo: Callable[[StagedWrite], None]
     ) -> None:
-        """Make the blocks of staged writes, each from number `first` on, known to the catalog and the RAM
-        tier; where that fails nothing of it stays."""
+        """Make new blocks of staged writes, which `holds` has, known to the catalog and the RAM tier; where
+        that fails nothing of it stays."""
         if not fresh:
             return
-        made: list[tuple[Tier, tuple[Extent, ...]]] = []
+        made: list[AddHold] = []
         try:
-            for staged, first in fresh:
-                if staged.tier is Tier.RAM:
-                    extents = staged.extents_from(first)
-                    self.store.create_ram_files(staged.tier, extents)
-                    made.append((staged.tier, extents))
-            await self.store.make_durable([writer_hold(staged, first) for staged, first in fresh])
+            for hold in holds:
+                if hold.tier is Tier.RAM:
+                    self.store.create_ram_files(hold.tier, hold.extents)
+                    made.append(hold)
+            await self.store.make_durable(holds)
         except BaseException:
-            for tier, extents in made:
-                self.store.remove_ram_files(tier, extents)
-            for staged, _ in fresh:
+            for hold in made:
+                self.store.remove_ram_files(hold.tier, hold.extents)
+            for staged in fresh:
                 undo(staged)
             raise
 
@@ -262,7 +262,8 @@ class Writer:
             extents = self.store.cache.append(staged, request.size_bytes, self.store.clock())
             if not isinstance(extents, tuple):
                 return extents
-            await self._record([(staged, first)], lambda it: self.store.cache.undo_append(it, extents))
+            hold = appended_hold(staged, first)
+            await self._record([staged], [hold], lambda it: self.store.cache.undo_append(it, extents))
             return staged, extents
 
     # -- committing ------------------------------------------------------------------------------------
