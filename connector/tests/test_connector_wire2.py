@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hypercache_connector import Client, DaemonUnavailable
+from hypercache_connector.batching import FRAME_BYTES, pieces, singles
 from hypercache_connector.keys import UriMapping
 from hypercache_connector.layouts import Found, Staged
 from hypercache_connector.outcomes import Outcome
@@ -25,9 +26,11 @@ from hypercache_protocol import (
     ErrorCode,
     LocalProtocolError,
     SyncStatus,
+    Tier,
     WireVersion,
 )
 from hypercache_protocol.batches import (
+    BatchRequest,
     CommitMany,
     CommittedMany,
     EvictedMany,
@@ -75,6 +78,10 @@ def make() -> Iterator[MakeClient]:
     yield client
     for each in made:
         each.close()
+
+
+def u32(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}I", *values)
 
 
 def locates(count: int) -> list[Locate]:
@@ -311,6 +318,53 @@ def test_many_are_asked_for_alike_on_every_wire(
     assert client.ask(EvictMany(suffixes=())) == []
 
 
+def limits_of(max_batch: int, max_request_bytes: int = 1 << 20) -> HelloLimits:
+    return HelloLimits(
+        max_request_bytes=max_request_bytes, max_reply_bytes=1 << 20, max_in_flight=64, max_batch=max_batch
+    )
+
+
+def commits(count: int, **columns: Any) -> CommitMany:
+    return CommitMany(
+        prefix="p/",
+        suffixes=tuple(f"{number}é" for number in range(count)),
+        stage_ids=tuple(f"s{number}" for number in range(count)),
+        **columns,
+    )
+
+
+WHOLE: list[BatchRequest] = [
+    LocateMany(prefix="p/", suffixes=("a", "", "a", "ab"), layouts=True),
+    EvictMany(suffixes=("a", "b", "a")),
+    StageMany(prefix="p", suffixes=("a", "b", "c"), sizes=(3, 0, 1), pinned=True, tier=Tier.RAM),
+    commits(6, local_only=True, checksum_counts=u32(2, 0, 1, 0, 0, 3), checksums=u32(1, 2, 3, 4, 5, 6)),
+    commits(3, write_through=True, checksum_counts=u32(0, 0, 0), checksums=b""),
+    commits(3),
+]
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("most_bytes", [0, FRAME_BYTES + 50, FRAME_BYTES + 100, 1 << 20])
+@pytest.mark.parametrize("whole", WHOLE, ids=lambda whole: whole.action)
+def test_pieces_ask_for_each_uri_what_the_whole_asks_for_it(
+    whole: BatchRequest, most: int, most_bytes: int
+) -> None:
+    cut = [piece.request for piece in pieces(whole, limits_of(most, most_bytes))]
+    asked = [singles(request) if isinstance(request, BatchRequest) else [request] for request in cut]
+    assert [request for requests in asked for request in requests] == list(singles(whole))
+
+
+def test_each_piece_costs_the_same_however_many_there_are() -> None:
+    def cost_s(count: int) -> float:
+        whole = commits(count, checksum_counts=u32(*[1] * count), checksums=u32(*range(count)))
+        start = time.process_time()
+        assert sum(piece.count for piece in pieces(whole, limits_of(2))) == count
+        return time.process_time() - start
+
+    few, many = (min(cost_s(count) for _ in range(3)) for count in (250, 4000))
+    assert many < 3 * 16 * few
+
+
 def test_a_daemon_that_takes_more_than_this_side_sends_gets_no_more(scripted2, make: MakeClient) -> None:
     scripted2.limits = HelloLimits(
         max_request_bytes=1 << 40, max_reply_bytes=1 << 40, max_in_flight=1 << 40, max_batch=1 << 40
@@ -381,10 +435,6 @@ def spoiled_layouts(**columns: object) -> Callable[[Request, Reply], Reply]:
 
 def spoiled(kind: type[Reply], **fields: object) -> Callable[[Request, Reply], Reply]:
     return lambda request, reply: reply.model_copy(update=fields) if isinstance(reply, kind) else reply
-
-
-def u32(*values: int) -> bytes:
-    return struct.pack(f"<{len(values)}I", *values)
 
 
 def u64(*values: int) -> bytes:

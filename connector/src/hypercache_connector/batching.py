@@ -34,6 +34,8 @@ ITEM_BYTES = 32
 CHARACTER_BYTES = 4
 """The most that one character has."""
 
+_U32_BYTES = U32.itemsize
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -45,10 +47,10 @@ class Batch:
 
 def pieces(many: BatchRequest, limits: HelloLimits) -> Iterator[Batch]:
     """The same request as few that keep to the daemon's limits; for a lone uri mostly one of wire 1."""
-    uris = many.uris()
-    for start, end in _cuts(_item_bytes(many, uris), limits):
+    uris, bounds = many.uris(), _checksum_bounds(many)
+    for start, end in _cuts(_item_bytes(many, uris, bounds), limits):
         prefix, suffixes = shared_prefix(uris[start:end])
-        columns = _columns(many, start, end)
+        columns = _columns(many, slice(start, end), slice(bounds[start], bounds[end]))
         piece = many.model_copy(update={"prefix": prefix, "suffixes": suffixes, **columns})
         alone = len(suffixes) == 1 and not spares_stored(piece)
         yield Batch(singles(piece)[0] if alone else piece, len(suffixes))
@@ -90,43 +92,40 @@ def _cuts(item_bytes: Sequence[int], limits: HelloLimits) -> Iterator[tuple[int,
         yield start, len(item_bytes)
 
 
-def _item_bytes(many: BatchRequest, uris: Sequence[str]) -> list[int]:
+def _item_bytes(many: BatchRequest, uris: Sequence[str], bounds: Sequence[int]) -> list[int]:
     """No less than each item takes in a frame."""
     item_bytes = [ITEM_BYTES + len(uri.encode()) for uri in uris]
     if isinstance(many, CommitMany):
-        bounds = _checksum_bounds(many)
         for index, stage_id in enumerate(many.stage_ids):
-            item_bytes[index] += len(stage_id.encode()) + 4 * (bounds[index + 1] - bounds[index])
+            item_bytes[index] += len(stage_id.encode()) + _U32_BYTES * (bounds[index + 1] - bounds[index])
     return item_bytes
 
 
-def _checksum_bounds(many: CommitMany) -> list[int]:
+def _checksum_bounds(many: BatchRequest) -> list[int]:
     """Where the checksums of each uri start, and at last where those of the last one end."""
-    if many.checksum_counts is None:
-        return [0] * (len(many.stage_ids) + 1)
+    if not isinstance(many, CommitMany) or many.checksum_counts is None:
+        return [0] * (len(many.suffixes) + 1)
     ends: list[int] = np.frombuffer(many.checksum_counts, U32).cumsum().tolist()
     return [0, *ends]
 
 
-def _columns(many: BatchRequest, start: int, end: int) -> dict[str, Any]:
-    """What the request has for each uri beside its name, of those from `start` up to `end`."""
+def _columns(many: BatchRequest, items: slice, words: slice) -> dict[str, Any]:
+    """What the request has beside the names of these items; `words` are their checksums."""
     match many:
         case StageMany():
-            return {"sizes": many.sizes[start:end]}
+            return {"sizes": many.sizes[items]}
         case CommitMany():
-            return {"stage_ids": many.stage_ids[start:end], **_checksum_columns(many, start, end)}
+            return {
+                "stage_ids": many.stage_ids[items],
+                "checksum_counts": _words_in(many.checksum_counts, items),
+                "checksums": _words_in(many.checksums, words),
+            }
         case _:
             return {}
 
 
-def _checksum_columns(many: CommitMany, start: int, end: int) -> dict[str, bytes]:
-    if many.checksum_counts is None or many.checksums is None:
-        return {}
-    bounds = _checksum_bounds(many)
-    return {
-        "checksum_counts": many.checksum_counts[4 * start : 4 * end],
-        "checksums": many.checksums[4 * bounds[start] : 4 * bounds[end]],
-    }
+def _words_in(column: bytes | None, part: slice) -> bytes | None:
+    return None if column is None else column[_U32_BYTES * part.start : _U32_BYTES * part.stop]
 
 
 # -- single requests -----------------------------------------------------------------------------------
