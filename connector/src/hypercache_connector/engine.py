@@ -16,11 +16,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
-from hypercache_protocol import ErrorCode, LocalProtocolError, SyncStatus, Tier
+from hypercache_protocol import ErrorCode, LocalProtocolError, SyncStatus, Tier, checksum
 from hypercache_protocol.batches import BatchRequest, LocateMany
 from hypercache_protocol.messages import ErrorReply, GetWriteStatus, Reply, Request, WriteStatusReply
 
-from . import checksum
 from .client import Client
 from .config import EngineConfig
 from .devices import Devices

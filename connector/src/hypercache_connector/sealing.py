@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 
-from .checksum import crc32
+from hypercache_protocol.checksum import crc32
 
 MAGIC = b"HCSEAL\r\n"
 FORMAT_VERSION = 1

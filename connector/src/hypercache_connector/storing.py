@@ -21,10 +21,10 @@ from functools import partial
 
 from hypercache_protocol import SyncStatus
 from hypercache_protocol.batches import CommitMany, EvictMany, StageMany
+from hypercache_protocol.checksum import crc32
 from hypercache_protocol.layout import U32, packed
 from hypercache_protocol.messages import CommittedReply, CommitWrite
 
-from .checksum import crc32
 from .client import Client
 from .direct_io import Buffer
 from .engine import (

@@ -18,10 +18,10 @@ from functools import partial
 
 from hypercache_protocol import Tier
 from hypercache_protocol.batches import EvictMany
+from hypercache_protocol.checksum import crc32
 from hypercache_protocol.messages import EvictedReply
 from hypercache_protocol.states import DIRTY
 
-from .checksum import crc32
 from .direct_io import Buffer
 from .engine import Engine, answered, asked, committed, count, located, transfer_failed
 from .layouts import Answer, ChunkTransfer, Found, chunks_of, refusal, transfers

@@ -5,12 +5,12 @@ Every row carries a CRC-32 of its values: SQLite notices a torn page, but not a 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
 
+from hypercache_protocol.checksum import crc32
 from hypercache_protocol.fields import Tier
 
 from .core.extents import Extent, unpacked
@@ -83,7 +83,7 @@ def read_records(rows: Sequence[tuple[int, str, bytes, int]]) -> Iterable[tuple[
     """The uri and the record of each object. ValueError where a row is not as it was written."""
     generations, uris, records, crcs = zip(*rows, strict=True)
     # In C from end to end: a start does this for every object.
-    seen = tuple(map(zlib.crc32, records, map(zlib.crc32, map(str.encode, uris))))
+    seen = tuple(map(crc32, records, map(crc32, map(str.encode, uris))))
     if seen != crcs:
         raise _changed(next(uri for uri, crc, was in zip(uris, seen, crcs, strict=True) if crc != was))
     if generations_of(records) != generations:
@@ -109,11 +109,11 @@ def read_holds(rows: Sequence[tuple[Any, ...]]) -> list[AddHold]:
 
 
 def _record_crc(uri: str, record: bytes) -> int:
-    return zlib.crc32(record, zlib.crc32(uri.encode()))
+    return crc32(record, crc32(uri.encode()))
 
 
 def _values_crc(values: tuple[object, ...]) -> int:
-    return zlib.crc32(msgpack.packb(values))
+    return crc32(msgpack.packb(values))
 
 
 def _changed(name: str) -> ValueError:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 import math
 import random
-import zlib
 from collections.abc import Iterator
 
 import trio
 
+from hypercache_protocol.checksum import crc32
 from hypercache_protocol.states import StateEvent, SyncStatus
 
 from .access import DeviceError
@@ -161,7 +161,7 @@ class Flusher:
         checksums = stored.checksums or [None] * len(stored.extents)
         pieces = self._store.pieces(stored.tier, stored.extents)
         for number, (piece, checksum) in enumerate(zip(pieces, checksums, strict=True)):
-            if checksum is not None and zlib.crc32(piece) != checksum:
+            if checksum is not None and crc32(piece) != checksum:
                 # Out there nothing would tell it from what was meant.
                 raise DeviceError(f"chunk {number} of {stored.uri} is corrupt and must not reach the backend")
             yield piece

@@ -10,12 +10,12 @@ Rules:
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import trio
 
+from hypercache_protocol.checksum import crc32
 from hypercache_protocol.errors import ErrorCode
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import StateEvent
@@ -140,7 +140,7 @@ class Ingester:
             chunk = bytes(buffer[: extent.length])
             del buffer[: extent.length]
             self.store.write(staged.tier, extent, chunk)
-            checksums.append(zlib.crc32(chunk))
+            checksums.append(crc32(chunk))
         if buffer or next(pieces, b""):
             raise BackendError(f"{staged.uri} grew while it was fetched")
         self.store.vouch(staged.tier, staged.extents)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import TypeVar
 
 import trio
 
+from hypercache_protocol.checksum import crc32
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.messages import ChunkLocation
 
@@ -146,7 +146,7 @@ class Store:
         DeviceError where it cannot be read."""
         with self._watched(tier, extent):
             data = read_direct(self._own_path(tier, extent), extent.offset, extent.length)
-        return zlib.crc32(data, crc)
+        return crc32(data, crc)
 
     def vouch(self, tier: Tier, extents: Sequence[Extent]) -> None:
         """Make sure that the paths of these chunks' devices still lead to the pool's own, before anything

@@ -11,10 +11,11 @@ Rules:
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+
+from hypercache_protocol.checksum import crc32
 
 from .access import DeviceError, in_words
 
@@ -65,7 +66,7 @@ def encode(block: Superblock) -> bytes:
     numbers = (block.index, block.count, block.size_bytes)
     fields = _FIELDS.pack(MAGIC, SUPERBLOCK_VERSION, block.state, pool, device, *numbers)
     body = fields.ljust(_CRC_AT, b"\0")
-    return body + _CRC.pack(zlib.crc32(body))
+    return body + _CRC.pack(crc32(body))
 
 
 def decode(data: bytes, path: str) -> Superblock | None:
@@ -82,7 +83,7 @@ def decode(data: bytes, path: str) -> Superblock | None:
             f"{path} was formatted by a newer hypercached (superblock version {version}, and this one knows"
             f" {SUPERBLOCK_VERSION}): start that one, or {START_ANEW}"
         )
-    if _CRC.unpack_from(data, _CRC_AT) != (zlib.crc32(data[:_CRC_AT]),):
+    if _CRC.unpack_from(data, _CRC_AT) != (crc32(data[:_CRC_AT]),):
         raise DeviceError(
             f"the superblock of {path} is damaged (its checksum is wrong): restore the device from a copy,"
             f" or {START_ANEW}"

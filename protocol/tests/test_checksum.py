@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypercache_connector import checksum
+from hypercache_protocol import checksum
 
 
 @pytest.fixture
@@ -45,9 +45,15 @@ def test_the_accelerated_library_is_in_use() -> None:
     assert checksum.LIBRARY == "isal"
 
 
+def test_without_it_zlib_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "isal", None)
+    assert checksum.fastest() == ("zlib", zlib.crc32)
+
+
 @given(st.binary(max_size=10_000))
-def test_the_value_is_that_of_zlib(data: bytes) -> None:
+def test_the_value_is_that_of_zlib_in_one_step_or_two(data: bytes) -> None:
     assert checksum.crc32(memoryview(data)) == zlib.crc32(data)
+    assert checksum.crc32(data[7:], checksum.crc32(data[:7])) == zlib.crc32(data)
 
 
 @pytest.mark.parametrize("crc32", [checksum.crc32, zlib.crc32], ids=["in use", "fallback"])
