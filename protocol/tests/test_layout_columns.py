@@ -259,6 +259,16 @@ def test_the_bounds_themselves_are_read() -> None:
     assert MAX_OBJECT_BYTES > CHUNK_SIZE
 
 
+def test_the_chunks_of_an_object_of_more_than_4_gib_are_added_up_whole() -> None:
+    number = 1025
+    chunks = ["a"] * number, [0] * number, [CHUNK_SIZE] * number, [0] * number
+    large = Layout(number * CHUNK_SIZE, 1, SyncStatus.COMMITTED, Tier.NVME, *chunks)
+    assert unpack_layouts(pack_layouts([large, A]), 2).sizes_bytes == [number * CHUNK_SIZE, A.size_bytes]
+    left_of_32_bits = large._replace(size_bytes=large.size_bytes % (1 << 32))
+    with pytest.raises(InvalidMessage, match="chunks of another total length"):
+        unpack_layouts(pack_layouts([left_of_32_bits]), 1)
+
+
 @given(st.data())
 def test_random_columns_are_read_or_refused_and_nothing_else(data: st.DataObject) -> None:
     honest = data.draw(st.lists(layouts(), min_size=1, max_size=3))
