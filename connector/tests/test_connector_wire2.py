@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hypercache_connector import Client, DaemonUnavailable
-from hypercache_connector.batching import FRAME_BYTES, pieces, singles
+from hypercache_connector.batching import FRAME_BYTES, batched, pieces, singles
 from hypercache_connector.keys import UriMapping
 from hypercache_connector.layouts import Found, Staged
 from hypercache_connector.outcomes import Outcome
@@ -510,6 +510,7 @@ def test_a_lookup_s_reply_that_lies_is_a_miss_for_all_and_ends_the_connection(
 
 
 STALE = ItemError(index=0, error_message="stale", error_code=ErrorCode.STALE_STAGE)
+ALL_STALE = [STALE.model_copy(update={"index": index}) for index in range(3)]
 BEYOND = STALE.model_copy(update={"index": 3})
 STAGES: list[Request] = [StageWrite(uri=f"u{number}", size_bytes=100) for number in range(3)]
 COMMITS: list[Request] = [
@@ -526,6 +527,7 @@ LIES: list[tuple[str, list[Request], Callable[[Request, Reply], Reply]]] = [
     ("stage: a layout of another size", STAGES, spoiled_layouts(object_sizes=u64(1, 100, 100))),
     ("commit: no reasons", COMMITS, spoiled(CommittedMany, errors=())),
     ("commit: one reason twice", COMMITS, spoiled(CommittedMany, errors=(STALE, STALE, STALE))),
+    ("commit: a reason too many", COMMITS, spoiled(CommittedMany, errors=(*ALL_STALE, STALE))),
     ("commit: an error beyond", COMMITS, spoiled(CommittedMany, errors=(STALE, BEYOND, BEYOND))),
     ("commit: done without a size", COMMITS, spoiled(CommittedMany, done=b"\x07", errors=())),
     ("commit: sizes for none", COMMITS, spoiled(CommittedMany, object_sizes=u64(100))),
@@ -534,6 +536,7 @@ LIES: list[tuple[str, list[Request], Callable[[Request, Reply], Reply]]] = [
     ("evict: wrong bitmap", EVICTS, spoiled(EvictedMany, done=b"\x00\x00")),
     ("evict: done and refused", EVICTS, spoiled(EvictedMany, done=b"\x01", errors=(STALE,))),
     ("evict: an error beyond", EVICTS, spoiled(EvictedMany, errors=(BEYOND,))),
+    ("evict: one error twice", EVICTS, spoiled(EvictedMany, errors=(STALE, STALE))),
 ]
 
 
@@ -544,9 +547,14 @@ def test_a_change_of_many_whose_reply_lies_fails_for_all_and_ends_the_connection
     client = make(scripted2.socket_path)
     scripted2.change_batch = lie
     assert failure(client, requests) is Outcome.DAEMON_GARBLED
+    (whole,) = batched(requests, limits_of(3))
+    assert isinstance(whole.request, BatchRequest)
+    with pytest.raises(DaemonUnavailable) as caught:
+        client.ask(whole.request)
+    assert caught.value.outcome is Outcome.DAEMON_GARBLED
     scripted2.change_batch = lambda request, reply: reply
     assert client.exchange(locates(2)) == [MissReply()] * 2
-    assert scripted2.connections_accepted == 2
+    assert scripted2.connections_accepted == 3
 
 
 @pytest.mark.parametrize(
