@@ -177,6 +177,18 @@ def test_a_migration_is_made_once_and_loses_nothing(path: Path, next_schema: obj
     assert ("schema", str(SCHEMA_VERSION + 1)) in contents(path)["meta"][1]
 
 
+def test_a_start_that_is_refused_after_the_migration_leaves_the_old_schema(
+    path: Path, next_schema: object
+) -> None:
+    thawed(SCHEMA_VERSION, path)
+    before = contents(path)
+    with closing(Catalog.open(path, POOL)) as catalog:
+        assert len(catalog.records()) == len(OBJECTS)
+        with pytest.raises(ValueError, match="devices"), catalog.checked():
+            raise ValueError("the devices are others")
+    assert contents(path) == before
+
+
 def test_a_migration_that_fails_changes_nothing(path: Path, next_schema: dict[int, tuple[str, ...]]) -> None:
     next_schema[SCHEMA_VERSION] += ("INSERT INTO nowhere VALUES (1)",)
     thawed(SCHEMA_VERSION, path)

@@ -120,7 +120,8 @@ class Catalog:
                 yield
             finally:
                 check.result()
-        with in_words(self.path), transaction(self._connection, durable=True):
+        begun = self._connection.in_transaction  # by a migration
+        with in_words(self.path), transaction(self._connection, durable=True, begun=begun):
             self._connection.execute("UPDATE meta SET value=? WHERE name='epoch'", (str(self.epoch),))
         self._is_checked = True
 

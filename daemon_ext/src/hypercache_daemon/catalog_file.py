@@ -100,8 +100,10 @@ def opened(path: Path, pool_id: str) -> Iterator[sqlite3.Connection]:
         _check_owner(connection, path, pool_id)
         if int(meta(connection, "schema")) < SCHEMA_VERSION:
             check_pages(connection, path)
-            with transaction(connection, durable=True):
-                _migrate(connection)
+            # Whoever counts the start ends this transaction: a start that is refused has changed nothing, and
+            # the build before this one still reads what is there.
+            _begin(connection, durable=True)
+            _migrate(connection)
         yield connection
 
 
@@ -263,16 +265,24 @@ def _migrate(connection: sqlite3.Connection) -> None:
         connection.execute("UPDATE meta SET value=? WHERE name='schema'", (str(schema + 1),))
 
 
-class transaction:
-    """One transaction: committed at the end of the block, rolled back where it raises."""
+def _begin(connection: sqlite3.Connection, *, durable: bool) -> None:
+    # FULL syncs the log at each commit; NORMAL leaves that to the next checkpoint or FULL commit.
+    connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+    connection.execute("BEGIN IMMEDIATE")
 
-    def __init__(self, connection: sqlite3.Connection, *, durable: bool) -> None:
+
+class transaction:
+    """One transaction: committed at the end of the block, rolled back where it raises. `begun`: it goes on
+    with what a migration began."""
+
+    def __init__(self, connection: sqlite3.Connection, *, durable: bool, begun: bool = False) -> None:
         self._connection = connection
-        # FULL syncs the log at each commit; NORMAL leaves that to the next checkpoint or FULL commit.
-        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        self._durable = durable
+        self._begun = begun
 
     def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
+        if not self._begun:
+            _begin(self._connection, durable=self._durable)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
