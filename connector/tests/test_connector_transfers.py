@@ -404,6 +404,24 @@ def test_a_write_that_fails_is_that_key_s_failure_alone_and_leaves_nothing_stage
     assert driver.exists(keys) == [True, True]
 
 
+@pytest.mark.parametrize("direct_io", ["off", "on"])
+def test_a_write_that_ends_early_is_never_committed(
+    scripted, connect, monkeypatch: pytest.MonkeyPatch, direct_io: str
+) -> None:
+    driver = connect(scripted.socket_path, direct_io=direct_io)
+    real = os.pwritev
+    # All but the last block of a chunk, and then no more: the device ends there.
+    taken = iter([8192])
+    monkeypatch.setattr(
+        os, "pwritev", lambda fd, pieces, offset: real(fd, [pieces[0][: next(taken, 0)]], offset)
+    )
+    (data,) = payloads([12288])
+    assert driver.store(["k"], [data]).error == "short_transfer: 1"
+    assert scripted.counted()["commit_write"] == 0
+    assert scripted.counted()["evict"] == 1
+    assert driver.exists(["k"]) == [False]
+
+
 def test_a_read_that_fails_is_that_key_s_miss_alone(
     scripted, driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
