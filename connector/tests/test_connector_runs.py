@@ -95,6 +95,13 @@ def test_devices_take_turns_run_by_run() -> None:
     assert [[transfer.chunk.device for transfer in run] for run in in_runs(mixed)] == [["/a"] * 4, ["/b"] * 4]
 
 
+def test_all_files_of_the_ram_tier_take_turns_as_one_device() -> None:
+    files = [chunk(0, ALIGNMENT, device=f"/ram/{number}", tier=Tier.RAM) for number in range(3)]
+    apart = [chunk(4 * number * ALIGNMENT, ALIGNMENT) for number in range(3)]
+    pairs = zip(files, apart, strict=True)
+    assert in_runs([*files, *apart]) == [[transfer] for pair in pairs for transfer in pair]
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3), st.sampled_from(["/a", "/b"]))))
 def test_every_transfer_is_in_one_run_and_runs_have_no_gap(drawn: list[tuple[int, int, str]]) -> None:
