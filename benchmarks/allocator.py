@@ -16,8 +16,10 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from hypercache_daemon.core.allocator import Allocator, Extent
-from hypercache_daemon.core.extents import as_table, packed
+from hypercache_daemon.core.extents import EXTENT_COLUMNS, packed
 from hypercache_protocol.fields import CHUNK_SIZE, KIB, MIB
 
 GIB = 1024 * MIB
@@ -133,7 +135,7 @@ def print_million(seed: int) -> None:
     allocator = pool(64 * GIB)
     objects = [packed(allocator.allocate(256 * KIB) or ()) for _ in range(1_000_000)]
     random.Random(seed).shuffle(objects)
-    chunks = as_table(b"".join(objects))
+    chunks = np.frombuffer(b"".join(objects), EXTENT_COLUMNS)
     begun = time.process_time()
     pool(64 * GIB).load(chunks)
     seconds = time.process_time() - begun
