@@ -11,10 +11,13 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from enum import Enum
+from typing import TypeVar
 
 logger = logging.getLogger("hypercache_connector")
+
+_T = TypeVar("_T", bound=Hashable)
 
 
 class Outcome(str, Enum):
@@ -70,12 +73,12 @@ def which_are_good(outcomes: Iterable[Outcome]) -> list[bool]:
     return list(map(_GOOD.__contains__, outcomes))
 
 
-def tally(outcomes: Sequence[Outcome]) -> dict[Outcome, int]:
-    """How often each outcome is there."""
+def tally(values: Sequence[_T]) -> dict[_T, int]:
+    """How often each value is there."""
     # Mostly all are the same, which is seen ten times faster than they are counted.
-    if outcomes and outcomes.count(outcomes[0]) == len(outcomes):
-        return {outcomes[0]: len(outcomes)}
-    return dict(Counter(outcomes))
+    if values and values.count(values[0]) == len(values):
+        return {values[0]: len(values)}
+    return dict(Counter(values))
 
 
 def reasons(outcomes: Sequence[Outcome]) -> str:

@@ -16,13 +16,13 @@ from typing import NamedTuple
 from hypercache_protocol.batches import PresenceTableReply
 from hypercache_protocol.presence import FORMAT, Geometry, Presence, TableView
 
-from .outcomes import Outcome
+from .outcomes import Outcome, tally
 
-_OUTCOMES = (
-    (int(Presence.VERIFIABLE), Outcome.OK),
-    (int(Presence.UNVERIFIABLE), Outcome.UNVERIFIABLE),
-    (int(Presence.ABSENT), Outcome.ABSENT),
-)
+_OUTCOMES = {
+    int(Presence.VERIFIABLE): Outcome.OK,
+    int(Presence.UNVERIFIABLE): Outcome.UNVERIFIABLE,
+    int(Presence.ABSENT): Outcome.ABSENT,
+}
 _is_verifiable = int(Presence.VERIFIABLE).__eq__
 
 
@@ -61,7 +61,7 @@ class PresenceTable:
     def look_up(self, uris: Sequence[bytes]) -> Seen | None:
         """What a lookup of these comes to; None where only the daemon can tell."""
         states = self._view.look_up(uris)
-        counted = {outcome: count for state, outcome in _OUTCOMES if (count := states.count(state))}
+        counted = {_OUTCOMES[state]: count for state, count in tally(states).items()}
         if Outcome.ABSENT in counted and self._view.unplaced:
             return None
         return Seen(list(map(_is_verifiable, states)), counted)
