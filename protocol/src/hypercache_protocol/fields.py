@@ -23,7 +23,6 @@ MAX_OBJECT_BYTES = 1 << 46
 """64 TiB: above any pool this runs on; a size beyond it is a mistake, not a request."""
 
 MAX_URI_BYTES = 8192
-MAX_CHUNKS = MAX_OBJECT_BYTES // CHUNK_SIZE
 
 
 class Tier(str, Enum):
