@@ -57,7 +57,8 @@ class Buffer:
 
 
 def _address_of(array: npt.NDArray[np.uint8]) -> int:
-    # ctypes tells it eight times as fast as numpy, of what it could write to.
+    # ctypes tells it eight times as fast as numpy, of what it could write to. (That an array is a buffer is
+    # unknown to the types of Pythons before 3.12.)
     if array.flags.writeable:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     return int(array.__array_interface__["data"][0])

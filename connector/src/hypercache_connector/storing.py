@@ -95,9 +95,8 @@ def store(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> lis
     writes = [_Write(uri, buffer) for uri, buffer in zip(uris, buffers, strict=True)]
     for distinct in _rounds(writes):
         _store_distinct(engine, distinct)
-    outcomes = [
-        write.outcome or Outcome.CLOSED for write in writes
-    ]  # none is left without one but by `close`
+    # None is left without an outcome but by `close`.
+    outcomes = [write.outcome or Outcome.CLOSED for write in writes]
     count(engine, "stores", outcomes)
     return outcomes
 

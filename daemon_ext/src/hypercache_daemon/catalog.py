@@ -245,7 +245,7 @@ class Catalog:
             with transaction(self._connection, durable=durable):
                 for statement, rows in _steps(changes, self._hold_rows):
                     self._connection.executemany(statement, rows)
-        except BaseException:
+        except BaseException:  # whatever ended the transaction, the file has nothing of it
             self._hold_rows.take_back()
             raise
         self._hold_rows.keep()

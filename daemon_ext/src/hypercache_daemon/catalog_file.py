@@ -125,8 +125,8 @@ def _check_is_database(path: Path) -> None:
 
 
 def _read_ahead(fd: int) -> None:
-    """Have the kernel read the whole file in order. SQLite reads it in the order of uris, which is none on
-    the disk: a page at a time, and each waits for the one before it."""
+    """Have the kernel read the whole file in order. SQLite asks for a page only when it comes to it, and then
+    waits for it."""
     for start in range(0, os.fstat(fd).st_size, _READ_AHEAD_BYTES):
         os.posix_fadvise(fd, start, _READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 

@@ -159,13 +159,9 @@ class Writer:
         """All that are left; None where each needs a look of its own."""
         if self.remover.object_room() < len(left):
             return None
-        uris, sizes_bytes = (
+        fresh = self.store.cache.stage_all(
             [order.uris[index] for index in left],
             [order.sizes_bytes[index] for index in left],
-        )
-        fresh = self.store.cache.stage_all(
-            uris,
-            sizes_bytes,
             self._tier(order.tier),
             order.connection_id,
             order.options,
