@@ -665,7 +665,8 @@ def test_all_devices_have_work_from_the_first_chunk_on(scripted, connect, monkey
 
     scripted.change = one_device_after_the_other
     monkeypatch.setattr(os, "pwritev", note)
-    unaligned = memoryview(own_pages(2 * half + 1))[1:]  # whole pages would be moved in runs, by one thread each
+    # Whole pages would be moved in runs, by one thread each.
+    unaligned = memoryview(own_pages(2 * half + 1))[1:]
     assert driver.store(["k"], [unaligned]).ok
     assert len(order) == 20
     assert all(set(order[: count * 2]) == set(scripted.devices) for count in range(2, 10))
