@@ -471,15 +471,61 @@ async def test_what_is_refused_keeps_the_log_that_a_kill_left() -> None:
         assert len(read(killed)[0]) == 301
 
 
-def files_of(path: Path) -> dict[Path, bytes]:
-    """The file and its log; what else SQLite makes there it can make anew."""
-    return {file: file.read_bytes() for file in path.parent.iterdir() if not file.name.endswith("-shm")}
+def restored(path: Path) -> Path:
+    """A backup of the catalog as SQLite makes it, which no longer says that it has a log."""
+    backup = path.with_name("backup")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("VACUUM INTO ?", (str(backup),))
+    backup.replace(path)
+    return path
+
+
+def untouched(_: Path) -> None:
+    pass
 
 
 def tear_last_page(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(-4096, os.SEEK_END)
         file.write(bytes(4096))
+
+
+def unsound(path: Path) -> None:
+    """Its rows can all be read, and its list of free pages is wrong."""
+    with path.open("r+b") as file:
+        file.seek(36)
+        file.write((1).to_bytes(4, "big"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "pool_id", "words"),
+    [(tear_last_page, POOL, "damaged"), (unsound, POOL, "freelist"), (untouched, "q" * 32, "another pool")],
+    ids=["torn", "unsound", "another pool"],
+)
+def test_a_restored_backup_that_is_refused_is_not_written(
+    damage: Callable[[Path], None], pool_id: str, words: str
+) -> None:
+    with made() as path:
+        filled(path, many(300))
+        damage(restored(path))
+        before = files_of(path)
+        assert words in refusal(path, pool_id)
+        assert files_of(path) == before
+
+
+def test_a_restored_backup_is_read_and_written_like_any_other() -> None:
+    with made() as path:
+        filled(path, many(3))
+        filled(restored(path), [an_object("a", 9)])
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert [stored.uri for stored in read(path)[0]][-1] == "a"
+        assert len(read(path)[0]) == 4
+
+
+def files_of(path: Path) -> dict[Path, bytes]:
+    """The file and its log; what else SQLite makes there it can make anew."""
+    return {file: file.read_bytes() for file in path.parent.iterdir() if not file.name.endswith("-shm")}
 
 
 async def run_cancelled(catalog: Catalog) -> None:
@@ -492,9 +538,7 @@ def torn() -> Iterator[Path]:
     """A catalog whose rows can all be read, and whose list of free pages is wrong."""
     with made() as path:
         filled(path, many(3))
-        with path.open("r+b") as file:
-            file.seek(36)
-            file.write((1).to_bytes(4, "big"))
+        unsound(path)
         yield path
 
 

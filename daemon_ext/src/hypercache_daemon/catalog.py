@@ -35,6 +35,7 @@ from .catalog_file import (
     meta,
     opened,
     transaction,
+    write_ahead,
 )
 from .catalog_rows import (
     HOLD_COLUMNS,
@@ -121,8 +122,10 @@ class Catalog:
             finally:
                 check.result()
         begun = self._connection.in_transaction  # by a migration
-        with in_words(self.path), transaction(self._connection, durable=True, begun=begun):
-            self._connection.execute("UPDATE meta SET value=? WHERE name='epoch'", (str(self.epoch),))
+        with in_words(self.path):
+            with transaction(self._connection, durable=True, begun=begun):
+                self._connection.execute("UPDATE meta SET value=? WHERE name='epoch'", (str(self.epoch),))
+            write_ahead(self._connection)
         self._is_checked = True
 
     def records(self) -> dict[str, bytes]:

@@ -46,7 +46,6 @@ CREATE TABLE holds (
 """
 
 _PRAGMAS = {
-    "journal_mode": "WAL",
     "temp_store": "MEMORY",
     "wal_autocheckpoint": "4000",  # pages: a checkpoint costs two fsyncs, so not after each transaction
     "busy_timeout": "0",  # nobody else may use this file
@@ -140,11 +139,20 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
         raise CatalogError(f"the catalog {path} cannot be opened: {error}") from error
     with in_words(path), ExitStack() as held:
         held.callback(close_unchanged, connection, path)
+        connection.execute("PRAGMA schema_version")  # read before it is locked: `close_unchanged` needs that
         for name, value in _PRAGMAS.items():
             connection.execute(f"PRAGMA {name}={value}")
         connection.create_function("generation_of", 1, _generation_of, deterministic=True)  # for migrations
         yield connection
         held.pop_all()
+
+
+def write_ahead(connection: sqlite3.Connection) -> None:
+    """Have a catalog that was checked, and written if it must be, write changes to a log from now on. That
+    writes to its file where a backup was restored which doesn't: so not before."""
+    (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+    if mode != "wal":
+        raise sqlite3.OperationalError(f"it stays in journal mode {mode!r}")
 
 
 def close_unchanged(connection: sqlite3.Connection, path: Path) -> None:
@@ -183,6 +191,7 @@ def _create(path: Path, pool_id: str) -> None:
     _remove(unfinished)
     unfinished.touch(mode=0o600, exist_ok=False)
     with _database(unfinished) as connection:
+        write_ahead(connection)
         with transaction(connection, durable=True):
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
