@@ -271,7 +271,7 @@ async def test_what_is_fetched_onto_a_device_that_fails_meanwhile_is_not_committ
     try:
         async with two_devices(short_dir, own_backend=backend) as (daemon, client):
             await client.send(line("locate", uri="hypercache://a"))
-            await eventually(daemon.parts.store.cache.staged_writes)
+            await eventually(lambda: len(daemon.parts.store.cache.staged))
             fail(daemon, FIRST)
             await cleared(daemon)
             backend.between.set()

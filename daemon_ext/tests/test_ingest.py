@@ -213,7 +213,7 @@ async def test_nobody_sees_or_touches_what_is_half_fetched(short_dir: Path, back
         await other.ask("purge")
         await other.stage("a client's", b"bytes")
         daemon.ahead_s = 1000
-        await eventually(lambda: daemon.parts.store.cache.newest_staged("a client's") is None)
+        await eventually(lambda: daemon.parts.store.cache.staged.newest("a client's") is None)
         backend.between.set()
         found = await client.receive()
         assert read_layout(found["chunk_layout"]) == DATA

@@ -18,7 +18,7 @@ from forked_daemons import BlockingClient, ForkedDaemon, Forks
 from frames import bits, framed
 from gated_backend import GatedBackend
 
-from hypercache_daemon import writes
+from hypercache_daemon import staging
 
 PING = b'{"action": "ping"}\n'
 
@@ -292,7 +292,7 @@ async def test_many_clients_at_once_never_exceed_the_limit(short_dir: Path) -> N
 async def test_an_object_may_have_many_chunks_and_not_without_end(
     short_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writes, "MOST_SPARE_CHUNKS", 2)
+    monkeypatch.setattr(staging, "MOST_SPARE_CHUNKS", 2)
     async with running(short_dir) as daemon:
         client = await daemon.connect()
         await client.stage("many", b"1")
@@ -312,7 +312,7 @@ async def test_an_object_may_have_many_chunks_and_not_without_end(
 async def test_whole_chunks_can_be_appended_for_ever(
     short_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writes, "MOST_SPARE_CHUNKS", 0)
+    monkeypatch.setattr(staging, "MOST_SPARE_CHUNKS", 0)
     async with running(short_dir) as daemon:
         client = await daemon.connect()
         await client.stage("whole", bytes(CHUNK))

@@ -96,7 +96,7 @@ async def test_evict_gives_up_what_is_withheld_only_where_nothing_is_staged(shor
         await client.stage(URI, b"given up by its writer")
         assert (await client.ask("get_write_status", uri=URI))["sync_status"] == "STAGED"
         assert (await client.ask("evict", uri=URI))["status"] == "EVICTED"
-        assert cache.newest_staged(URI) is None
+        assert cache.staged.newest(URI) is None
         cache.give_back(URI)
         assert await client.fetch(URI) == b"the only copy"
         cache.withhold(URI)

@@ -96,7 +96,7 @@ async def test_of_a_batch_only_what_is_wrong_is_refused(short_dir: Path) -> None
             (1, "CHECKSUM_MISMATCH")
         ]
         assert [await client.fetch(name) for name in objects] == [b"one", b"two", b"three"]
-        assert daemon.parts.store.cache.newest_staged("bad") is not None, "what was refused stays staged"
+        assert daemon.parts.store.cache.staged.newest("bad") is not None, "what was refused stays staged"
 
 
 def words(numbers: Sequence[int]) -> bytes:
@@ -125,11 +125,11 @@ async def test_nothing_of_a_batch_expires_while_the_rest_of_it_is_read_back(shor
         order = CommitOrder(("first", "second"), (None, None), checksums, True, False, 1)
         async with trio.open_nursery() as nursery:
             with no_checking(daemon):
-                nursery.start_soon(parts.handlers.writer.commit, order)
+                nursery.start_soon(parts.handlers.committer.commit, order)
                 await eventually(lambda: parts.store.hashing.statistics().tasks_waiting)
                 daemon.ahead_s = 1000
                 nursery.start_soon(run_janitor, parts.store, 0)
-                await eventually(lambda: parts.store.cache.newest_staged("idle") is None)
+                await eventually(lambda: parts.store.cache.staged.newest("idle") is None)
             await eventually(lambda: parts.store.cache.get("second"))
             nursery.cancel_scope.cancel()
         assert [await client.fetch(uri) for uri in ("first", "second")] == [b"first", b"second"]

@@ -337,7 +337,7 @@ async def test_a_staged_write_that_nobody_touches_expires_and_its_blocks_rest(
         await trio.testing.wait_all_tasks_blocked()
         assert (await client.ask("locate", uri=URI))["sync_status"] == "STAGED"
         daemon.ahead_s = 200
-        await eventually(lambda: daemon.parts.store.cache.newest_staged(URI) is None)
+        await eventually(lambda: daemon.parts.store.cache.staged.newest(URI) is None)
         pool = (await client.status())["pools"][tier]
         assert (pool["staged_bytes"], pool["quarantined_bytes"]) == (0, MIB + 4096)
         code, _ = await client.refusal("commit_write", uri=URI, stage_id=staged["stage_id"])

@@ -34,8 +34,7 @@ from hypercache_protocol.layout import (
     values_in,
 )
 
-from .core.cache import StageOptions
-from .core.objects import StagedWrite, StoredObject
+from .core.objects import StagedWrite, StageOptions, StoredObject
 from .errors import DaemonError
 from .layout_columns import layout_columns
 from .orders import CommitOrder, StageOrder
@@ -51,8 +50,8 @@ def located(store: Store, request: LocateMany) -> LocatedMany:
     uris = request.uris()
     stored = store.cache.locate(uris)
     hits: Sequence[StoredObject | StagedWrite | None] = stored
-    if store.cache.has_staged_writes and not all(stored):
-        hits = [hit or store.cache.newest_staged(uri) for hit, uri in zip(stored, uris, strict=True)]
+    if store.cache.staged.has_of_clients and not all(stored):
+        hits = [hit or store.cache.staged.newest(uri) for hit, uri in zip(stored, uris, strict=True)]
     layouts = None
     if request.layouts:
         layouts = layout_columns(store, [hit for hit in hits if hit is not None])

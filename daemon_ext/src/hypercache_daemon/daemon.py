@@ -21,6 +21,7 @@ import trio
 
 from .access import Access
 from .backend import Backend
+from .committing import Committer
 from .config import MIB, Config
 from .connection import DEFAULT_LIMITS, ConnectionLimits
 from .device_health import DeviceHealth
@@ -32,11 +33,11 @@ from .ingest import Ingester
 from .removal import Remover, run_janitor
 from .scrub import Scrubber
 from .server import Server, bind, remove_socket
+from .staging import Stager
 from .startup import Opened, open_all, socket_inode
 from .status import report
 from .store import Store
 from .telemetry import Telemetry
-from .writes import Writer
 
 log = logging.getLogger(__name__)
 
@@ -176,14 +177,16 @@ def _wired(
     )
     flusher = Flusher(store, backend)
     keeps_unflushed = config.has_no_backend and not config.evict_unflushed
-    writer = Writer(store, remover, flusher, config.verify_on_commit, keeps_unflushed)
-    ingester = Ingester(store, writer, backend, background)
+    stager = Stager(store, remover, flusher, keeps_unflushed)
+    committer = Committer(store, remover, flusher, config.verify_on_commit)
+    ingester = Ingester(store, stager, committer, backend, background)
     scrubber = Scrubber(store, remover, config.scrub_mib_s * MIB)
     drain_file = config.catalog_dir / DRAIN_FILE_NAME
     health = DeviceHealth(opened, store, remover, flusher, drain_file)
     handlers = Handlers(
         store,
-        writer,
+        stager,
+        committer,
         remover,
         flusher,
         ingester,

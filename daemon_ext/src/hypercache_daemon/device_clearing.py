@@ -42,7 +42,7 @@ class DeviceClearing:
     async def uris_on(self, index: int) -> tuple[str, ...]:
         """The uris of all objects that are found, and of staged writes, with a chunk on the device."""
         cache = self._store.cache
-        found = [staged.uri for staged in cache.staged_writes() if is_on(index, staged)]
+        found = [staged.uri for staged in cache.staged if is_on(index, staged)]
         for uris in _slices(tuple(cache.uris()), _LOOKED_AT_TOGETHER):
             found += [uri for uri in uris if (stored := cache.peek(uri)) and is_on(index, stored)]
             await trio.lowlevel.checkpoint()
@@ -119,7 +119,7 @@ class DeviceClearing:
         stored = store.cache.peek(uri)
         if stored is not None and is_on(index, stored):
             store.cache.withhold(uri)
-        for staged in store.cache.writes_of(uri):
+        for staged in store.cache.staged.of(uri):
             if not is_on(index, staged):
                 continue
             if staged.connection_id is None:

@@ -56,8 +56,8 @@ from hypercache_protocol.states import SyncStatus
 from . import batches
 from .catalog import CatalogError
 from .catalog_rows import Put
-from .core.cache import StageOptions
-from .core.objects import StagedWrite, StoredObject, packed_checksums
+from .committing import Committer
+from .core.objects import StagedWrite, StageOptions, StoredObject, packed_checksums
 from .errors import DaemonError, sole
 from .flusher import Flusher
 from .identity import Identity
@@ -66,9 +66,9 @@ from .orders import CommitOrder, StageOrder
 from .presence_table import SharedTable
 from .removal import Remover
 from .rights import Rights
+from .staging import Stager
 from .store import Store
 from .telemetry import Telemetry
-from .writes import Writer
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ class Handlers:
     """Answers every request of every connection."""
 
     store: Store
-    writer: Writer
+    stager: Stager
+    committer: Committer
     remover: Remover
     flusher: Flusher
     ingester: Ingester
@@ -149,7 +150,7 @@ class Handlers:
         stored = self.store.cache.locate((request.uri,))[0]
         if stored is not None:
             return None if request.pinned and not stored.pinned else self._hit(stored)
-        staged = self.store.cache.newest_staged(request.uri)
+        staged = self.store.cache.staged.newest(request.uri)
         if staged is not None:
             return self._staged_hit(staged)
         if request.auto_ingest and self.ingester.can_fetch(request.uri):
@@ -222,11 +223,11 @@ class Handlers:
     async def _stage_write(self, request: StageWrite, caller: Caller) -> Reply:
         options = StageOptions(request.auto_flush_s3, request.write_through, request.pinned)
         order = StageOrder([request.uri], [request.size_bytes], options, request.tier, caller.connection_id)
-        staged = sole(await self.writer.stage(order))
+        staged = sole(await self.stager.stage(order))
         return self._staged_reply(staged, 0)
 
     async def _append_write(self, request: AppendWrite, caller: Caller) -> Reply:
-        staged, extents = await self.writer.append(request, caller.connection_id)
+        staged, extents = await self.stager.append(request, caller.connection_id)
         return self._staged_reply(staged, staged.chunk_count - len(extents))
 
     def _staged_reply(self, staged: StagedWrite, first: int) -> StagedReply:
@@ -247,7 +248,7 @@ class Handlers:
             caller.connection_id,
             request.sha256,
         )
-        stored = sole(await self.writer.commit(order))
+        stored = sole(await self.committer.commit(order))
         return CommittedReply.trusted(
             object_size=stored.size_bytes, sync_status=stored.announced, generation=stored.generation
         )
@@ -257,7 +258,7 @@ class Handlers:
         if stored is not None:
             progress = self.flusher.progress_percent(stored)
             return WriteStatusReply(sync_status=stored.announced, sync_progress_percent=progress)
-        if self.store.cache.newest_staged(request.uri) is not None:
+        if self.store.cache.staged.newest(request.uri) is not None:
             return WriteStatusReply(sync_status=SyncStatus.STAGED, sync_progress_percent=0.0)
         return ErrorReply(
             error_message=f"get_write_status: {request.uri} is not in the cache",
@@ -274,7 +275,7 @@ class Handlers:
         settled = batches.settled_at_once(self.store, request, forbidden)
         while True:
             order = batches.stage_order(request, settled, caller.connection_id)
-            staged = iter(await self.writer.stage(order))
+            staged = iter(await self.stager.stage(order))
             results = [result or next(staged) for result in settled]
             # What was stored may have been evicted to make room: then it is to be staged as well.
             settled = batches.still_stored(self.store, results)
@@ -284,7 +285,7 @@ class Handlers:
     async def _commit_many(self, request: CommitMany, caller: Caller) -> Reply:
         forbidden = caller.rights.refusals("commit_many", request.uris())
         order = batches.commit_order(request, forbidden, caller.connection_id)
-        committed = iter(await self.writer.commit(order))
+        committed = iter(await self.committer.commit(order))
         return batches.committed_reply([refusal or next(committed) for refusal in forbidden])
 
     async def _evict_many(self, request: EvictMany, caller: Caller) -> Reply:

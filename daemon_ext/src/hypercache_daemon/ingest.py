@@ -23,12 +23,12 @@ from hypercache_protocol.states import StateEvent
 from .access import DeviceError
 from .backend import Backend, BackendError, Target
 from .catalog import CatalogError
-from .core.cache import StageOptions
-from .core.objects import StagedWrite, StoredObject, packed_checksums
+from .committing import Committer
+from .core.objects import StagedWrite, StageOptions, StoredObject, packed_checksums
 from .errors import DaemonError, sole
 from .orders import StageOrder
+from .staging import Stager
 from .store import Store
-from .writes import Writer
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,8 @@ class Ingester:
     """Fetches missing objects; at most `parallel` at once."""
 
     store: Store
-    writer: Writer
+    stager: Stager
+    committer: Committer
     backend: Backend
     nursery: trio.Nursery
     parallel: int = 4
@@ -115,7 +116,7 @@ class Ingester:
             self.backend.download, source, abandon_on_cancel=True
         )
         options = StageOptions(auto_flush=False, write_through=False, pinned=False)
-        staged = sole(await self.writer.stage(StageOrder([uri], [size_bytes], options, tier, None)))
+        staged = sole(await self.stager.stage(StageOrder([uri], [size_bytes], options, tier, None)))
         committed = False
         try:
             # Cancelled only when the daemon ends: then no source that hangs may keep it.
@@ -123,7 +124,8 @@ class Ingester:
             committed = await self._commit(staged, checksums)
         finally:
             if not committed:
-                self.writer.discard_internal(staged)
+                store = self.store
+                store.cache.discard(staged, store.clock(), store.times.quarantine_s)
         return self.store.cache.get(uri)
 
     def _fill(self, staged: StagedWrite, pieces: Iterator[bytes]) -> tuple[int, ...]:
@@ -155,7 +157,7 @@ class Ingester:
             stored = self.store.cache.plan_commit(
                 staged, StateEvent.INGESTED, checksums=packed_checksums(checksums)
             )
-            await self.writer.swap_in([(staged, stored)])
+            await self.committer.swap_in([(staged, stored)])
         self.ingested_objects += 1
         self.ingested_bytes += stored.size_bytes
         return True

@@ -1,4 +1,4 @@
-"""What a Writer is asked for: many uris at once, of which a request for one is a batch of one."""
+"""What Stager and Committer are asked for: many uris at once; a request for one is a batch of one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from hypercache_protocol.fields import Tier
 
-from .core.cache import StageOptions
-from .core.objects import StagedWrite
+from .core.objects import StagedWrite, StageOptions
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from hypercache_protocol.errors import ErrorCode
 
-from .core.cache import NotStaged
 from .core.objects import NoRoom
+from .core.staged_writes import NotStaged
 from .errors import DaemonError
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from hypercache_protocol.states import SyncStatus
 
 from .catalog import CatalogError
 from .catalog_rows import Delete
-from .core.cache import Room
 from .core.objects import StoredObject
+from .core.rooms import Room
 from .store import Store, hold_change
 
 log = logging.getLogger(__name__)
@@ -54,11 +54,11 @@ class Remover:
         """Whether a staged write is all that clients see. Who gives it up doesn't know of what is withheld,
         which may be the only copy."""
         cache = self._store.cache
-        return cache.get(uri) is None and cache.newest_staged(uri) is not None
+        return cache.get(uri) is None and cache.staged.newest(uri) is not None
 
     def _discard_newest(self, uri: str) -> bool:
         store = self._store
-        staged = store.cache.newest_staged(uri)
+        staged = store.cache.staged.newest(uri)
         if staged is None:
             return False
         # Its row in the catalog stays until its blocks are free.
@@ -112,8 +112,7 @@ class Remover:
         """Start eviction in the background where a pool is too full, or a prefix that one of these lies
         under."""
         cache = self._store.cache
-        rooms: list[Room] = [*cache.pools.values(), *cache.capacities.around(uris)]
-        if any(room.excess_bytes(self._high) > 0 for room in rooms):
+        if any(room.excess_bytes(self._high) > 0 for room in cache.rooms.around(uris)):
             self._wake.set()
 
     async def run(self) -> None:
@@ -121,7 +120,7 @@ class Remover:
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            for room in self._store.cache.all_rooms():
+            for room in self._store.cache.rooms:
                 if room.excess_bytes(self._high) > 0:
                     await self._evict_in_background(room, room.excess_bytes(self._low))
 

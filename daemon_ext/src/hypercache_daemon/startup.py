@@ -22,12 +22,12 @@ from .catalog import Catalog, CatalogError
 from .catalog_rows import AddHold, Change, Delete, DropHold
 from .config import Config
 from .core.allocator import Allocator
-from .core.cache import Cache, Times
+from .core.cache import Cache
 from .core.capacities import Capacities, Capacity
 from .core.eviction import EvictionPolicy, Lru
 from .core.eviction_return_rate import ReturnRate
 from .core.extents import end_on
-from .core.objects import Hold, StoredObject
+from .core.objects import Hold, StoredObject, Times
 from .core.pool import Pool
 from .core.presence import PresenceWords
 from .core.ram import RamAllocator

@@ -20,9 +20,9 @@ from .access import DeviceError
 from .catalog import Catalog
 from .catalog_rows import AddHold, Change, DropHold
 from .core.allocator import Extent
-from .core.cache import Cache, Times
+from .core.cache import Cache
 from .core.extents import PACKED_BYTES
-from .core.objects import Hold, StagedWrite
+from .core.objects import Hold, StagedWrite, Times
 from .direct_reads import read_direct
 from .locks import UriLocks
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from hypercache_daemon.core.allocator import Allocator
-from hypercache_daemon.core.cache import Cache, StageOptions, Times
+from hypercache_daemon.core.cache import Cache
 from hypercache_daemon.core.capacities import Capacities, Capacity
 from hypercache_daemon.core.eviction import Lru
-from hypercache_daemon.core.objects import NoSpace, StagedWrite
+from hypercache_daemon.core.objects import NoSpace, StagedWrite, StageOptions, Times
 from hypercache_daemon.core.pool import Pool
 from hypercache_daemon.core.ram import RamAllocator
 from hypercache_daemon.core.records import record_of
@@ -59,7 +59,7 @@ def test_how_much_more_than_a_share_is_taken() -> None:
     cache = limited_cache(a=4 * MIB)
     options = StageOptions(auto_flush=False, write_through=False, pinned=False)
     cache.stage("a/1", 3 * MIB, Tier.NVME, 1, options, now=0)
-    prefix, pool = cache.all_rooms()
+    prefix, pool = cache.rooms
     assert (prefix.name, pool.name) == ("a/", "the nvme pool")
     assert (prefix.excess_bytes(0.5), prefix.excess_bytes(1)) == (MIB, -MIB)
     assert (pool.excess_bytes(0.125), pool.excess_bytes(0.5)) == (MIB, -5 * MIB)
@@ -73,14 +73,14 @@ def test_a_batch_is_staged_as_a_whole_or_not_at_all() -> None:
         uris, sizes_bytes = zip(*wants, strict=True)
         return cache.stage_all(uris, sizes_bytes, Tier.NVME, 1, options, now=7)
 
-    prefix, pool = cache.all_rooms()
+    prefix, pool = cache.rooms
     assert stage_all(("a/1", 1), ("a/2", 4 * MIB)) is None, "too much for the prefix"
     assert stage_all(("b/1", 9 * MIB), ("b/2", 9 * MIB)) is None, "too much for the pool"
     assert stage_all(("a/1", 1), ("b/1", 1)) is None, "each has a limit of its own"
-    assert (prefix.staged_bytes, pool.staged_bytes, cache.staged_writes()) == (0, 0, [])
+    assert (prefix.staged_bytes, pool.staged_bytes, list(cache.staged)) == (0, 0, [])
     staged = stage_all(("a/1", 1), ("a/2", 2 * MIB), ("a/1", 0))
     assert staged is not None
-    assert cache.staged_writes() == staged
+    assert list(cache.staged) == staged
     assert [(write.uri, write.size_bytes, write.touched_at) for write in staged] == [
         ("a/1", 1, 7),
         ("a/2", 2 * MIB, 7),
@@ -88,7 +88,7 @@ def test_a_batch_is_staged_as_a_whole_or_not_at_all() -> None:
     ]
     assert len({write.stage_id for write in staged}) == 3
     assert (prefix.staged_bytes, pool.staged_bytes) == (2 * MIB + 4096,) * 2
-    assert cache.writes_of("a/1") == [staged[0], staged[2]]
+    assert cache.staged.of("a/1") == [staged[0], staged[2]]
 
 
 def test_of_a_batch_each_object_counts_wherever_it_lies() -> None:
@@ -103,7 +103,7 @@ def test_of_a_batch_each_object_counts_wherever_it_lies() -> None:
     def figures() -> list[tuple[int, int, int]]:
         return [
             (room.staged_bytes // MIB, room.used_bytes // MIB, room.evictable_bytes // MIB)
-            for room in cache.all_rooms()
+            for room in cache.rooms
         ]
 
     assert figures() == [(1, 0, 0), (2, 0, 0), (6, 0, 0)]
@@ -154,7 +154,7 @@ def limited_cache(**limits: int) -> Cache:
 
 
 def fit(cache: Cache, *wants: tuple[str, int]) -> list[bool]:
-    return cache.that_fit_together([(uri, size_bytes, Tier.NVME) for uri, size_bytes in wants])
+    return cache.rooms.that_fit_together([(uri, size_bytes, Tier.NVME) for uri, size_bytes in wants])
 
 
 def test_of_many_writes_the_first_ones_fit_as_far_as_all_that_limits_them_allows() -> None:
@@ -177,18 +177,18 @@ def test_what_may_be_evicted_counts_as_room() -> None:
 def test_a_misfit_is_told_by_the_innermost_that_is_too_small_for_it() -> None:
     cache = limited_cache(a=4 * MIB)
     for uri, size_bytes, word in [("a/1", 5 * MIB, "under a/"), ("b", 17 * MIB, "nvme pool")]:
-        report = cache.misfit((uri, size_bytes, Tier.NVME))
+        report = cache.rooms.misfit((uri, size_bytes, Tier.NVME))
         assert report is not None
         assert word in report.sentence()
-    assert cache.misfit(("a/1", 4 * MIB, Tier.NVME)) is None
+    assert cache.rooms.misfit(("a/1", 4 * MIB, Tier.NVME)) is None
 
 
 def test_a_report_leads_to_what_was_too_full() -> None:
     narrow = Capacity("a/", MIB, Lru())
     pool = Pool(Tier.NVME, Allocator({0: 16 * MIB}, 0), Lru(), quarantine_share=0)
     cache = Cache({Tier.NVME: pool}, epoch=1, times=Times(), capacities=Capacities([narrow]))
-    assert cache.room(narrow.no_space(1)) is narrow
-    assert cache.room(pool.no_space(1)) is pool
+    assert cache.rooms.of(narrow.no_space(1)) is narrow
+    assert cache.rooms.of(pool.no_space(1)) is pool
 
 
 def test_an_append_that_does_not_fit_is_a_report_and_changes_nothing() -> None:
@@ -238,12 +238,12 @@ def test_the_uris_of_all_objects_and_of_those_in_a_state_are_told() -> None:
 
 def test_only_writes_of_clients_that_are_not_committed_count_as_staged() -> None:
     cache = cache_of([MIB])
-    assert not cache.has_staged_writes
+    assert not cache.staged.has_of_clients
     options = StageOptions(auto_flush=False, write_through=False, pinned=False)
     cache.stage("own", MIB, Tier.NVME, None, options, now=0)
-    assert not cache.has_staged_writes
+    assert not cache.staged.has_of_clients
     cache.stage("new", MIB, Tier.NVME, 1, options, now=0)
-    assert cache.has_staged_writes
+    assert cache.staged.has_of_clients
 
 
 # -- loading the catalog -----------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_a_staged_write_that_no_client_heard_of_leaves_nothing() -> None:
     staged = cache.stage("new", 2 * MIB, Tier.NVME, 1, options, now=0)
     assert isinstance(staged, StagedWrite)
     cache.undo_stage(staged)
-    assert (cache.staged_writes(), cache.newest_staged("new")) == ([], None)
+    assert (list(cache.staged), cache.staged.newest("new")) == ([], None)
     assert cache.pools[Tier.NVME].usage() == before
 
 

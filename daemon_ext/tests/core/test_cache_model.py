@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hypercache_daemon.core.allocator import Allocator, Extent
-from hypercache_daemon.core.cache import Cache, NotStaged, StageOptions, Times
+from hypercache_daemon.core.cache import Cache
 from hypercache_daemon.core.capacities import Capacities, Capacity
 from hypercache_daemon.core.eviction import Lru
 from hypercache_daemon.core.extents import packed
@@ -26,12 +26,15 @@ from hypercache_daemon.core.objects import (
     NoSpace,
     OverCapacity,
     StagedWrite,
+    StageOptions,
     StoredObject,
+    Times,
     packed_checksums,
 )
 from hypercache_daemon.core.pool import Pool
 from hypercache_daemon.core.ram import RamAllocator
 from hypercache_daemon.core.records import record_of
+from hypercache_daemon.core.staged_writes import NotStaged
 from hypercache_protocol.fields import CHUNK_SIZE, Tier
 from hypercache_protocol.states import StateEvent, SyncStatus
 
@@ -196,12 +199,12 @@ class CacheMachine(RuleBasedStateMachine):
     def find_staged(self, uri: str, connection: int) -> None:
         mine = [w for w in self.writes if w.staged.uri == uri and w.staged.connection_id is not None]
         own = [w for w in mine if w.staged.connection_id == connection]
-        found = self.cache.find_staged(uri, connection, None)
+        found = self.cache.staged.find(uri, connection, None)
         if mine:
             assert found is (own or mine)[-1].staged
         else:
             assert found == NotStaged(uri, stale=False)
-        assert self.cache.newest_staged(uri) is (mine[-1].staged if mine else None)
+        assert self.cache.staged.newest(uri) is (mine[-1].staged if mine else None)
         self.find_staged_by_id(uri)
 
     def find_staged_by_id(self, uri: str) -> None:
@@ -209,7 +212,7 @@ class CacheMachine(RuleBasedStateMachine):
         for stage_id in self.stage_ids:
             staged = known.get(stage_id)
             fits = staged is not None and staged.uri == uri and staged.connection_id is not None
-            found = self.cache.find_staged(uri, 1, stage_id)
+            found = self.cache.staged.find(uri, 1, stage_id)
             assert found is staged if fits else found == NotStaged(uri, stale=True)
 
     @precondition(lambda self: self.writes or self.holds())

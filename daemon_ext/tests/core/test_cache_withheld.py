@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hypercache_daemon.core.allocator import Allocator
-from hypercache_daemon.core.cache import Cache, StageOptions, Times
+from hypercache_daemon.core.cache import Cache
 from hypercache_daemon.core.eviction import Lru
-from hypercache_daemon.core.objects import NoSpace, StagedWrite, StoredObject
+from hypercache_daemon.core.objects import NoSpace, StagedWrite, StageOptions, StoredObject, Times
 from hypercache_daemon.core.pool import Pool
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import StateEvent, SyncStatus
@@ -176,8 +176,8 @@ def test_a_refusal_says_how_much_waits_for_a_device() -> None:
 def test_all_staged_writes_are_told_those_of_the_daemon_too() -> None:
     cache = cache_of()
     writes = [stage(cache, "a"), stage(cache, "b", None)]
-    assert cache.staged_writes() == writes
-    assert [cache.writes_of(uri) for uri in ("a", "b", "c")] == [writes[:1], writes[1:], []]
+    assert list(cache.staged) == writes
+    assert [cache.staged.of(uri) for uri in ("a", "b", "c")] == [writes[:1], writes[1:], []]
 
 
 def test_an_allocator_says_what_lies_on_a_device() -> None:

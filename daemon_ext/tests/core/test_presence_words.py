@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypercache_daemon.core.allocator import Allocator
-from hypercache_daemon.core.cache import Cache, StageOptions, Times
+from hypercache_daemon.core.cache import Cache
 from hypercache_daemon.core.eviction import Lru
 from hypercache_daemon.core.extents import Extent, packed
 from hypercache_daemon.core.object_table import ObjectTable
-from hypercache_daemon.core.objects import StagedWrite, StoredObject, packed_checksums
+from hypercache_daemon.core.objects import StagedWrite, StageOptions, StoredObject, Times, packed_checksums
 from hypercache_daemon.core.pool import Pool
 from hypercache_daemon.core.presence import PresenceWords
 from hypercache_daemon.core.records import record_of

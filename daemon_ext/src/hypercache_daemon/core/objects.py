@@ -16,6 +16,14 @@ CHECKSUM_BYTES = 4
 """Of each CRC-32 among packed ones."""
 
 
+@dataclass(frozen=True)
+class Times:
+    """How long blocks rest, in seconds."""
+
+    quarantine_s: float = 10.0
+    stage_expiry_s: float = 3600.0
+
+
 class StoredObject(NamedTuple):
     """A committed object, as small as it can be: what it has of chunks is packed, and unpacked at each call.
     (A tuple is made in a quarter of the time that a frozen dataclass takes.)
@@ -69,6 +77,15 @@ def packed_checksums(checksums: Sequence[int] | None) -> bytes | None:
 def unpacked_checksums(data: bytes) -> tuple[int, ...]:
     """The CRC-32s that were packed."""
     return tuple(array("I", data))
+
+
+@dataclass(frozen=True, slots=True)
+class StageOptions:
+    """What a stage_write asks for beside its size."""
+
+    auto_flush: bool
+    write_through: bool
+    pinned: bool
 
 
 @dataclass(slots=True)

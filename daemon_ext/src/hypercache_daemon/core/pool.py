@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence, Set
-from itertools import chain, islice
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from .allocator import Extent
 from .eviction import EvictionPolicy
 from .extents import ExtentTable, allocated_column, rounded_up
 from .objects import Hold, NoSpace, Usage
+from .quarantine import Quarantine
 from .records import Columns, in_tier
 from .tally import Tally
 
@@ -53,11 +53,12 @@ class Pool(Tally):
         super().__init__(policy, evictable)
         self.tier = tier
         self.blocks = blocks
-        self._quarantine_limit = int(blocks.total_bytes * quarantine_share)
-        self._retired: deque[Hold] = deque()  # shortenable, oldest first
-        self._writers: list[Hold] = []  # not shortenable; few
-        self.quarantined_bytes = 0
-        self._retired_bytes = 0
+        self._quarantine = Quarantine(int(blocks.total_bytes * quarantine_share))
+
+    @property
+    def quarantined_bytes(self) -> int:
+        """What nobody owns and is not free yet."""
+        return self._quarantine.total_bytes
 
     def usage(self) -> Usage:
         """The pool in figures; what is withheld is used."""
@@ -89,7 +90,7 @@ class Pool(Tally):
 
     def could_hold(self, size_bytes: int) -> bool:
         """False where not even evicting all that may be evicted would make room for `size_bytes`."""
-        most_bytes = self.blocks.free_bytes + self._retired_bytes + self.evictable_bytes
+        most_bytes = self.blocks.free_bytes + self._quarantine.retired_bytes + self.evictable_bytes
         return rounded_up(size_bytes) <= most_bytes
 
     def missing_bytes(self, size_bytes: int) -> int:
@@ -97,7 +98,7 @@ class Pool(Tally):
         short_bytes = rounded_up(size_bytes) - self.blocks.free_bytes
         if short_bytes <= 0:
             return 0
-        return short_bytes + max(0, self._quarantine_limit - self._retired_bytes)
+        return short_bytes + self._quarantine.spare_bytes
 
     def excess_bytes(self, share: float) -> int:
         """How much more than this share of it is taken; below 0 where it is less. What rests becomes free by
@@ -114,40 +115,26 @@ class Pool(Tally):
 
     # -- quarantine ------------------------------------------------------------------------------------
 
-    def quarantine(self, hold: Hold) -> None:
-        """Keep the blocks of `hold`, which nobody owns any more, from being handed out."""
-        self.park(hold)
-        self.unpark(hold)
+    def quarantine(self, hold: Hold, generation: int | None = None) -> None:
+        """Keep the blocks of `hold` from being handed out, which the object of this generation had, or a
+        writer."""
+        self._quarantine.add(hold, generation)
 
-    def park(self, hold: Hold) -> None:
-        """Like `quarantine`, but its time does not run before `unpark`: the daemon itself reads them."""
-        self.quarantined_bytes += hold.allocated_bytes
+    def begin_reading(self, generation: int) -> None:
+        """The daemon reads the object of this generation: should nobody own its blocks any more meanwhile,
+        their time does not run before `end_reading`."""
+        self._quarantine.begin_reading(generation)
 
-    def unpark(self, hold: Hold) -> None:
-        """Let the time of a parked hold run."""
-        if hold.shortenable:
-            self._retired.append(hold)
-            self._retired_bytes += hold.allocated_bytes
-        else:
-            self._writers.append(hold)
+    def end_reading(self, generation: int) -> None:
+        """Undo one `begin_reading`."""
+        self._quarantine.end_reading(generation)
 
     def release_due(self, now: float, most: int) -> list[Hold]:
         """Free the blocks whose time has come, or whose quarantine is too large; returns their holds, at most
         so many."""
-        due = list(islice((hold for hold in self._writers if hold.release_at <= now), most))
-        if due:
-            ended = set(map(id, due))
-            self._writers = [hold for hold in self._writers if id(hold) not in ended]
-        while len(due) < most and self._retired and self._may_end(self._retired[0], now):
-            hold = self._retired.popleft()
-            self._retired_bytes -= hold.allocated_bytes
-            due.append(hold)
+        due = self._quarantine.end_due(now, most)
         self.blocks.release(chain.from_iterable([hold.extents for hold in due]))
-        self.quarantined_bytes -= sum([hold.allocated_bytes for hold in due])
         return due
-
-    def _may_end(self, hold: Hold, now: float) -> bool:
-        return hold.release_at <= now or self._retired_bytes > self._quarantine_limit
 
 
 def _sizes(counts: npt.NDArray[np.uint32], chunks: ExtentTable) -> npt.NDArray[np.int64]:
