@@ -6,9 +6,11 @@ import grp
 import os
 import socket
 import stat
-from collections.abc import Callable
-from contextlib import closing
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from umasks import umask
@@ -41,6 +43,35 @@ def test_a_group_gets_in_where_one_is_configured(short_dir: Path, mask: int) -> 
     with umask(mask), closing(bind(short_dir / "s", Access(gid))):
         assert mode(short_dir / "s") == 0o660
         assert (short_dir / "s").stat().st_gid == gid
+
+
+@contextmanager
+def access_seen(path: Path) -> Iterator[set[tuple[int, int]]]:
+    """Mode and group of what is at `path` after each call into the kernel, or anything else in C."""
+    seen: set[tuple[int, int]] = set()
+
+    def look(_frame: FrameType, event: str, _called: object) -> None:
+        if event == "c_return" and path.exists():
+            seen.add((mode(path), path.stat().st_gid))
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        yield seen
+    finally:
+        sys.setprofile(before)
+
+
+@MASKS
+@pytest.mark.parametrize("is_for_a_group", [False, True], ids=["owner", "group"])
+def test_no_instant_lets_in_anybody_else(short_dir: Path, mask: int, is_for_a_group: bool) -> None:
+    gid = some_group() if is_for_a_group else None
+    own = short_dir.stat().st_gid
+    with umask(mask), access_seen(short_dir / "s") as seen:
+        bind(short_dir / "s", Access(gid)).close()
+    let_in = {(0o600, own)} if gid is None else {(0o600, own), (0o600, gid), (0o660, gid)}
+    assert seen, "the socket was looked at"
+    assert seen <= let_in
 
 
 def some_group() -> int:
