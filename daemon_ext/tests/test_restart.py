@@ -97,6 +97,32 @@ async def test_blocks_that_somebody_may_still_write_or_read_rest_anew(short_dir:
         assert status["pools"]["nvme"]["quarantined_bytes"] == 32 * MIB, "the holds of both starts, once each"
 
 
+@pytest.mark.parametrize("how", ["evicted", "purged", "replaced", "replaced in a batch"])
+async def test_what_readers_may_still_read_rests_over_a_restart_however_it_left(
+    short_dir: Path, how: str
+) -> None:
+    settings = {"quarantine_s": 100, "quarantine_share": 1}
+    async with running(short_dir, **settings) as daemon:
+        client = await daemon.connect()
+        await client.store(URI, pattern(1, 3 * MIB))
+        taken = places(await client.ask("locate", uri=URI))
+        match how:
+            case "evicted":
+                await client.ask("evict", uri=URI)
+            case "purged":
+                await client.ask("purge")
+            case "replaced":
+                await client.store(URI, b"")
+            case _:
+                await (await framed(daemon)).store({URI: b"", "other": b""})
+    async with running(short_dir, **settings) as daemon:
+        client = await daemon.connect()
+        pool = (await client.status())["pools"]["nvme"]
+        assert (pool["used_bytes"], pool["quarantined_bytes"]) == (0, 3 * MIB)
+        rest = await client.ask("stage_write", uri="rest", size_bytes=pool["free_bytes"])
+        assert not places(rest) & taken
+
+
 @pytest.mark.parametrize("committed", [0, 1, 5, 8])
 async def test_of_a_batch_what_nobody_committed_rests_and_the_rest_is_there(
     short_dir: Path, committed: int
