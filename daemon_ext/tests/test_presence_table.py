@@ -10,21 +10,23 @@ import socket
 import struct
 import termios
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import msgpack
 import pytest
 import trio
-from daemon_harness import DEADLINE_S, Daemon, line, pattern, running, sums_of
-from frames import HELLO, framed
+from daemon_harness import DEADLINE_S, Daemon, eventually, line, pattern, running, sums_of
+from frames import HELLO, FrameClient, framed
 
 from hypercache_compat.waiting import wait_until
 from hypercache_daemon import presence_table, startup
 from hypercache_daemon.catalog import CatalogError
+from hypercache_daemon.connection import ConnectionLimits
 from hypercache_daemon.presence_table import SharedTable, geometry_for
 from hypercache_protocol.presence import Geometry, Presence, TableView
+from hypercache_protocol.session import Limits
 
 ASK = msgpack.packb([1, "get_presence_table", {}])
 
@@ -204,6 +206,20 @@ async def test_who_does_not_read_has_one_descriptor_on_its_way_at_most(short_dir
     async with running(short_dir) as daemon:
         counts = await trio.to_thread.run_sync(counts_for_who_does_not_read, daemon)
     assert counts == [1, 1, 0, 0, 0, 1]
+
+
+async def test_who_asks_on_and_on_and_never_reads_is_closed(short_dir: Path) -> None:
+    async def ask_on_and_on(client: FrameClient) -> None:
+        with suppress(trio.BrokenResourceError):  # so it was closed
+            while True:
+                await client.send("get_presence_table")
+
+    limits = ConnectionLimits(Limits(), send_timeout_s=0.3)
+    async with running(short_dir, limits=limits) as daemon:
+        client = await framed(daemon)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask_on_and_on, client)
+            await eventually(lambda: not daemon.parts.server.connections)
 
 
 @pytest.mark.parametrize("asked_before", [0, 40])
