@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 import trio
-from daemon_harness import CHUNK, MIB, Client, eventually, line, pattern, read_layout, running
+from daemon_harness import CHUNK, DEADLINE_S, MIB, Client, eventually, line, pattern, read_layout, running
 from gated_backend import GatedBackend
+
+from hypercache_daemon.backend import Target
 
 URI = "hypercache://a/b"
 DATA = pattern(7, CHUNK + 5000)
@@ -188,6 +191,26 @@ async def test_no_more_than_four_objects_are_fetched_at_once(short_dir: Path, ba
         assert len(backend.downloads) == 4
         backend.gate.set()
         assert [(await client.receive())["status"] for client in clients] == ["HIT"] * 6
+
+
+async def test_nobody_waits_for_a_source_that_does_not_even_say_whether_it_has_it(
+    short_dir: Path, backend: GatedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, says_so = threading.Event(), threading.Event()
+
+    def hangs(_: Target) -> None:
+        asked.set()
+        assert says_so.wait(DEADLINE_S)
+
+    monkeypatch.setattr(backend, "size_bytes", hangs)
+    async with running(short_dir, own_backend=backend) as daemon:
+        client, other = [await daemon.connect() for _ in range(2)]
+        await client.send(line("locate", uri=URI))
+        await eventually(asked.is_set)
+        assert (await other.ask("ping"))["status"] == "PONG"
+        assert not says_so.is_set()
+        says_so.set()
+        assert (await client.receive())["status"] == "MISS"
 
 
 # -- while it is fetched -------------------------------------------------------------------------------
