@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 import tempfile
 import threading
@@ -139,6 +140,27 @@ async def test_nothing_of_a_batch_expires_while_the_rest_of_it_is_read_back(shor
 async def commits(client: Client) -> None:
     reply = await client.ask("commit_write", uri=URI, chunk_checksums=sums_of(b"bytes"))
     assert reply["status"] == "WRITECOMMITTED"
+
+
+async def test_what_is_read_back_comes_from_the_device_and_not_from_the_page_cache(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[bool] = []
+
+    def noted(path: str, flags: int, *more: int, dir_fd: int | None = None) -> int:
+        if str(path).startswith("/proc/self/fd/"):  # as the daemon opens a chunk of its devices
+            reads.append(bool(flags & os.O_DIRECT))
+        return opened(path, flags, *more, dir_fd=dir_fd)
+
+    opened = os.open
+    async with running(short_dir, verify_on_commit=True) as daemon:
+        client = await daemon.connect()
+        await client.stage(URI, b"bytes")
+        monkeypatch.setattr(os, "open", noted)
+        reply = await client.ask("commit_write", uri=URI, chunk_checksums=sums_of(b"bytes"), local_only=True)
+        monkeypatch.undo()
+        assert reply["status"] == "WRITECOMMITTED"
+    assert reads[0], "where the file system has no such reads, the next one is another"
 
 
 async def test_what_cannot_be_read_back_is_refused_and_stays_staged(short_dir: Path) -> None:
