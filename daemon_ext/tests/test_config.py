@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import math
 import re
 from pathlib import Path
 
@@ -32,6 +33,17 @@ def test_a_pool_folder_is_all_that_must_be_given() -> None:
     assert not config.format
     assert config.gid() is None
     assert not config.ram_size_was_given
+
+
+def test_what_nobody_sets_is_as_the_documents_promise() -> None:
+    config = parse(POOL)
+    assert (config.stage_expiry_s, config.quarantine_s, config.quarantine_share) == (3600, 10, 0.1)
+    assert (config.evict_above, config.evict_down_to, config.eviction) == (0.95, 0.9, "return-rate")
+    assert (config.max_connections, config.max_objects, config.idle_s) == (4096, 10_000_000, math.inf)
+    assert (config.verify_on_commit, config.scrub_mib_s) == (False, 16)
+    assert not config.evict_unflushed, "what was to be flushed is never dropped"
+    assert config.ingest_prefix == (), "nothing is fetched from where nobody said so"
+    assert config.metrics is None
 
 
 def test_every_setting_may_be_an_argument() -> None:
