@@ -231,8 +231,9 @@ def answers(daemon: ForkedDaemon) -> bool:
     return True
 
 
+@pytest.mark.parametrize("first", [1, 2], ids=["odd steps", "even steps"])
 def test_a_kill_at_any_step_of_a_format_leaves_the_old_pool_or_a_refusal_or_an_empty_pool(
-    forks: Forks, short_dir: Path
+    first: int, forks: Forks, short_dir: Path
 ) -> None:
     template = short_dir / "t"
     template.mkdir()
@@ -243,7 +244,7 @@ def test_a_kill_at_any_step_of_a_format_leaves_the_old_pool_or_a_refusal_or_an_e
     daemon.kill()
     outcomes = []
     folder = short_dir / "w"
-    for after in count(1, 2):
+    for after in count(first, 2):
         restored(template, folder)
         step = KillAt(after, thread="main", calls=STEPS)
         daemon = forks.start(folder, small_pool(folder, "--format"), step)
