@@ -13,7 +13,8 @@ import pytest
 import trio
 from daemon_harness import CHUNK, MIB, Client, Message, eventually, line, pattern, running
 
-from hypercache_daemon.catalog_rows import Change
+from hypercache_daemon import removal
+from hypercache_daemon.catalog_rows import Change, Delete
 from hypercache_protocol.fields import Tier
 
 URI = "hypercache://a/b"
@@ -153,6 +154,18 @@ async def test_blocks_rest_from_the_moment_when_nobody_finds_them_however_long_t
         assert pool.quarantined_bytes == 0
 
 
+@pytest.mark.parametrize(("share", "rests"), [(0.25, 8 * MIB), (0.5, 16 * MIB), (1.0, 20 * MIB)])
+async def test_no_more_than_the_configured_share_of_a_pool_rests(
+    short_dir: Path, share: float, rests: int
+) -> None:
+    async with running(short_dir, quarantine_s=100, quarantine_share=share) as daemon:
+        client = await daemon.connect()
+        for uri in await fill(client, 5):
+            await client.ask("evict", uri=uri)
+        daemon.parts.store.release_due()
+        assert (await client.status())["pools"]["nvme"]["quarantined_bytes"] == rests
+
+
 # -- pins ----------------------------------------------------------------------------------------------
 
 
@@ -268,6 +281,28 @@ async def test_above_its_high_watermark_a_pool_is_emptied_in_the_background_down
         assert await present(client, uris) == uris[3:]
         pool = (await client.status())["pools"]["nvme"]
         assert pool["used_bytes"] == 3 * CHUNK + 4096
+
+
+async def test_many_leave_some_at_a_time_so_that_clients_have_their_turns_between(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal, "_TOGETHER", 4)
+    together: list[int] = []
+    async with running(short_dir, evict_above=0.75, evict_down_to=0.0001) as daemon:
+        write = daemon.parts.store.catalog.write
+
+        async def noted(changes: Sequence[Change]) -> None:
+            together.append(sum(isinstance(change, Delete) for change in changes))
+            await write(changes)
+
+        client = await daemon.connect()
+        for number in range(9):
+            await client.store(f"{number}", pattern(number, MIB))
+        await client.store("large", bytes(12 * MIB), pinned=True)
+        monkeypatch.setattr(daemon.parts.store.catalog, "write", noted)
+        await client.store("one too many", bytes(4 * MIB), pinned=True)
+        await eventually(lambda: daemon.parts.remover.evicted_objects == 9)
+    assert [count for count in together if count] == [4, 4, 1]
 
 
 async def test_a_background_eviction_that_cannot_be_written_down_evicts_nothing_and_ends_nothing(
