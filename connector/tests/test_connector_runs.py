@@ -1,6 +1,7 @@
 """Small chunks that lie in a row move in one call, and any doubt about one of them is still its own."""
 
 import errno
+import fcntl
 import mmap
 import os
 import time
@@ -12,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypercache_connector import KVStore
 from hypercache_connector.direct_io import ALIGNMENT, Part
 from hypercache_connector.layouts import Chunk, ChunkTransfer
 from hypercache_connector.outcomes import Outcome
-from hypercache_connector.runs import RUN_BYTES, in_runs, mapped
+from hypercache_connector.runs import RUN_BYTES, Run, in_runs, mapped
 from hypercache_connector.storing import _write_in_turn
 from hypercache_connector.transfers import _read_run
 from hypercache_connector.workers import ChunkWorkers
@@ -25,6 +27,7 @@ from hypercache_protocol import Tier
 BLOCK_COUNT = 3
 OBJECT_BYTES = BLOCK_COUNT * ALIGNMENT
 KEYS = [f"org/model@00000001@0@{number:04x}" for number in range(8)]
+KEYS_AS_BYTES = [key.encode() for key in KEYS]
 
 
 # -- what is joined ------------------------------------------------------------------------------------------
@@ -37,9 +40,14 @@ def chunk(
     return ChunkTransfer(0, 0, Chunk(device, tier, offset, length), part)
 
 
-def shape(chunks: list[ChunkTransfer]) -> list[list[int]]:
+def runs_of(chunks: list[ChunkTransfer], *, aligned: bool = True) -> list[Run]:
+    return in_runs(chunks, lambda device: aligned)
+
+
+def shape(chunks: list[ChunkTransfer], *, aligned: bool = True) -> list[list[int]]:
     """The offsets in each run, in blocks."""
-    return [[transfer.chunk.offset // ALIGNMENT for transfer in run] for run in in_runs(chunks)]
+    runs = runs_of(chunks, aligned=aligned)
+    return [[transfer.chunk.offset // ALIGNMENT for transfer in run] for run in runs]
 
 
 def row(count: int, **others: Any) -> list[ChunkTransfer]:
@@ -49,8 +57,8 @@ def row(count: int, **others: Any) -> list[ChunkTransfer]:
 def test_chunks_in_a_row_are_one_run_until_it_is_full() -> None:
     most = RUN_BYTES // ALIGNMENT
     assert shape(row(4)) == [[0, 1, 2, 3]]
-    assert list(map(len, in_runs(row(most)))) == [most]
-    assert list(map(len, in_runs(row(most + 1)))) == [most, 1]
+    assert list(map(len, runs_of(row(most)))) == [most]
+    assert list(map(len, runs_of(row(most + 1)))) == [most, 1]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +71,6 @@ def test_chunks_in_a_row_are_one_run_until_it_is_full() -> None:
         ([chunk(0, ALIGNMENT), chunk(ALIGNMENT, 100)], [[0], [1]]),
         ([chunk(ALIGNMENT - 512, 512), chunk(ALIGNMENT, ALIGNMENT)], [[0], [1]]),
         ([chunk(0, RUN_BYTES), chunk(RUN_BYTES, ALIGNMENT)], [[0], [RUN_BYTES // ALIGNMENT]]),
-        (row(2, tier=Tier.RAM), [[0], [1]]),
         ([*row(1, tier=Tier.RAM), chunk(ALIGNMENT, ALIGNMENT, device="")], [[0], [1]]),
     ],
     ids=[
@@ -74,7 +81,6 @@ def test_chunks_in_a_row_are_one_run_until_it_is_full() -> None:
         "odd length",
         "odd offset",
         "too large",
-        "RAM",
         "RAM, then a device without a name",
     ],
 )
@@ -84,29 +90,42 @@ def test_what_does_not_fit_begins_a_run_of_its_own(
     assert shape(chunks) == expected
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_odd_memory_is_joined_where_none_must_be_aligned(place: int) -> None:
+    chunks = [chunk(number * ALIGNMENT, ALIGNMENT, address=512 * (number == place)) for number in range(2)]
+    assert shape(chunks, aligned=False) == [[0, 1]]
+
+
+def test_files_of_the_ram_tier_are_runs_wherever_they_lie_until_one_is_full() -> None:
+    apart = [chunk(7, 100, device=f"/ram/{number}", tier=Tier.RAM, address=3) for number in range(3)]
+    assert runs_of(apart) == [apart]
+    large = [chunk(0, RUN_BYTES // 2, device=f"/ram/{number}", tier=Tier.RAM) for number in range(3)]
+    assert list(map(len, runs_of(large))) == [2, 1]
+
+
 def test_devices_take_turns_run_by_run() -> None:
     there, here = row(3, device="/a"), row(2, device="/b")
-    assert in_runs([*there, *here]) == [there, here]
+    assert runs_of([*there, *here]) == [there, here]
     apart = [chunk(4 * number * ALIGNMENT, ALIGNMENT, device="/b") for number in range(3)]
-    assert in_runs([*there, *apart]) == [there, *([each] for each in apart)]
+    assert runs_of([*there, *apart]) == [there, *([each] for each in apart)]
     mixed = [
         transfer for pair in zip(row(4, device="/a"), row(4, device="/b"), strict=True) for transfer in pair
     ]
-    assert [[transfer.chunk.device for transfer in run] for run in in_runs(mixed)] == [["/a"] * 4, ["/b"] * 4]
+    assert [[transfer.chunk.device for transfer in run] for run in runs_of(mixed)] == [["/a"] * 4, ["/b"] * 4]
 
 
 def test_all_files_of_the_ram_tier_take_turns_as_one_device() -> None:
-    files = [chunk(0, ALIGNMENT, device=f"/ram/{number}", tier=Tier.RAM) for number in range(3)]
+    files = [chunk(0, RUN_BYTES, device=f"/ram/{number}", tier=Tier.RAM) for number in range(3)]
     apart = [chunk(4 * number * ALIGNMENT, ALIGNMENT) for number in range(3)]
     pairs = zip(files, apart, strict=True)
-    assert in_runs([*files, *apart]) == [[transfer] for pair in pairs for transfer in pair]
+    assert runs_of([*files, *apart]) == [[transfer] for pair in pairs for transfer in pair]
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3), st.sampled_from(["/a", "/b"]))))
 def test_every_transfer_is_in_one_run_and_runs_have_no_gap(drawn: list[tuple[int, int, str]]) -> None:
     chunks = [chunk(start * ALIGNMENT, blocks * ALIGNMENT, device=device) for start, blocks, device in drawn]
-    runs = in_runs(chunks)
+    runs = runs_of(chunks)
     assert sorted(map(id, chunks)) == sorted(id(transfer) for run in runs for transfer in run)
     for run in runs:
         assert {transfer.chunk.device for transfer in run} == {run[0].chunk.device}
@@ -241,14 +260,60 @@ def test_a_run_that_ends_early_moves_chunk_by_chunk(
     assert [bytes(each) for each in back] == [bytes(each) for each in data]
 
 
-def test_through_the_page_cache_each_chunk_moves_alone(
-    scripted, connect, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("odd_bytes", [0, 3])
+def test_through_the_page_cache_a_run_is_one_call_too_whatever_the_memory(
+    scripted, connect, monkeypatch: pytest.MonkeyPatch, odd_bytes: int
 ) -> None:
     scripted.devices = scripted.devices[:1]
-    driver = connect(scripted.socket_path)
-    calls = spoiling(monkeypatch, "pwritev", honest)
-    assert driver.store(KEYS, [pages(os.urandom(OBJECT_BYTES)) for _ in KEYS]).ok
-    assert calls == [1] * len(KEYS)
+    driver = connect(scripted.socket_path, direct_io="off", overwrite=True)
+    data = [odd_pages(odd_bytes, os.urandom(OBJECT_BYTES)) for _ in KEYS]
+    back = [odd_pages(odd_bytes) for _ in KEYS]
+    assert driver.store(KEYS, data).ok  # before a device was opened nothing is known of it
+    assert driver.load(KEYS, back) == [True] * len(KEYS)
+    written = spoiling(monkeypatch, "pwritev", honest)
+    read = spoiling(monkeypatch, "preadv", honest)
+    assert driver.store(KEYS, data).ok
+    assert driver.load(KEYS, back) == [True] * len(KEYS)
+    assert (written, read) == ([len(KEYS)], [len(KEYS)])
+    assert [bytes(each) for each in back] == [bytes(each) for each in data]
+    assert driver.connector.status()["transfers"] == {"buffered": 4 * len(KEYS)}
+
+
+def odd_pages(odd_bytes: int, fill: bytes = b"") -> memoryview:
+    """Memory of an object's size that begins so many bytes after a page does."""
+    memory = memoryview(mmap.mmap(-1, odd_bytes + OBJECT_BYTES))[odd_bytes:]
+    memory[: len(fill)] = fill
+    return memory
+
+
+def test_where_direct_transfers_are_refused_a_run_is_counted_as_that(
+    one_device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(real: Move, descriptor: int, pieces: list[memoryview], offset: int) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(descriptor, pieces, offset)
+
+    calls = spoiling(monkeypatch, "pwritev", refuse)
+    data = [pages(os.urandom(OBJECT_BYTES)) for _ in KEYS]
+    assert one_device.store(KEYS, data).ok
+    assert calls[:2] == [len(KEYS), 1]
+    calls.clear()
+    assert one_device.store([f"{key}-again" for key in KEYS], data).ok
+    assert calls == [len(KEYS)]
+    counted = {"buffered": 2 * len(KEYS), "fallback": 2 * len(KEYS)}
+    assert one_device.connector.status()["transfers"] == counted
+
+
+def test_small_files_of_the_ram_tier_fail_one_by_one_though_one_thread_moves_them(scripted, connect) -> None:
+    with KVStore(scripted.socket_path) as store:
+        assert store.put_many(KEYS, KEYS_AS_BYTES) == [True] * len(KEYS)
+        gone = scripted.objects[f"{store.KV_URI_PREFIX}/{KEYS[3]}.kv"].chunk_layout[0]
+        os.truncate(gone.device, 0)
+        assert store.get_many(KEYS) == [
+            None if key == KEYS[3] else data for key, data in zip(KEYS, KEYS_AS_BYTES, strict=True)
+        ]
+        assert store.status()["loads"] == {"ok": len(KEYS) - 1, "short_transfer": 1}
 
 
 @pytest.mark.parametrize(("move", "name"), [(_read_run, "preadv"), (_write_in_turn, "pwritev")])

@@ -92,6 +92,12 @@ class Devices:
             return direct_io.write(file.fd, part, offset)
         return self._move(path, part, offset, writable=True)
 
+    def needs_alignment(self, path: str) -> bool:
+        """Whether only page-aligned memory moves from and to the device `path` without a copy. That may be
+        said of one that was not opened yet, too."""
+        device = self._kept.get((path, False)) or self._kept.get((path, True))
+        return device is None or device.direct is not None
+
     def read_run(self, path: str, parts: Sequence[Part], offset: int) -> bool:
         """Fill all parts, of whole blocks, with what lies in a row from `offset` of the device `path` on.
         Where it could not be done in one call this is False, and nothing is known of any part."""
@@ -130,9 +136,7 @@ class Devices:
             moved = self._move_directly(device.direct, path, part, offset, writable)
             if moved is not None:
                 return moved
-        if device.direct is not None or path in self._refusing_direct:
-            self._counters.add(COUNTS, "fallback")
-        self._counters.add(COUNTS, "buffered")
+        self._count_buffered(path, device, 1)
         return (direct_io.write if writable else direct_io.read)(device.plain.fd, part, offset)
 
     def _move_run(
@@ -141,15 +145,21 @@ class Devices:
         views = [part.view for part in parts]
         try:
             device = self._kept.get((path, writable)) or self._open(path, writable)
-            if device.direct is None:  # through the page cache each is counted with its reason
-                return False
-            moved = move(device.direct.fd, views, offset)
+            moved = move((device.direct or device.plain).fd, views, offset)
         except OSError:  # the chunks are moved one by one now, and what ails them comes out there
             return False
         if moved != sum(map(len, views)):
             return False
-        self._counters.add(COUNTS, "direct", len(parts))
+        if device.direct is not None:
+            self._counters.add(COUNTS, "direct", len(parts))
+        else:
+            self._count_buffered(path, device, len(parts))
         return True
+
+    def _count_buffered(self, path: str, device: Device, chunk_count: int) -> None:
+        if device.direct is not None or path in self._refusing_direct:
+            self._counters.add(COUNTS, "fallback", chunk_count)
+        self._counters.add(COUNTS, "buffered", chunk_count)
 
     def _move_directly(
         self, file: OpenFile, path: str, part: Part, offset: int, writable: bool

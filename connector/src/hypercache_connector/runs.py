@@ -1,18 +1,21 @@
-"""Runs: small chunks that lie in a row on a device, moved by one system call from or to as many buffers.
+"""Runs: small chunks that one thread moves, those in a row on a device by one system call.
 
-Much of what a chunk of 256 KiB costs is that call, and that the interpreter lock changes hands around it.
+Much of what a chunk of 256 KiB costs is that call, and that the interpreter lock changes hands around it; one
+of 4 KiB takes less time to move than to hand over to a thread.
 
 Rules:
-1. A run is an attempt. Where it did not move all of its bytes nothing is known of any chunk, and each moves
-   alone: that tells what is wrong with which.
-2. Only whole blocks to and from page-aligned memory are joined, which direct transfers need no copy for.
-3. No run is larger than RUN_BYTES, so neither is what a deadline, `close` or the other direction waits for.
+1. One call for many chunks is an attempt. Where it did not move all of its bytes nothing is known of any
+   chunk, and each moves alone: that tells what is wrong with which.
+2. On a device only whole blocks that lie in a row are joined. Where transfers are direct, they must be
+   page-aligned in memory too: others take a copy each, and a thread would wait for one after the other.
+3. RAM chunks, each a file of its own, are joined as they come: nobody waits for a device there.
+4. No run is larger than RUN_BYTES, so neither is what a deadline, `close` or the other direction waits for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import TypeVar
 
 from hypercache_protocol import Tier
@@ -25,25 +28,26 @@ RUN_BYTES = 1 << 20
 """A quarter of a full chunk. Twice as much is no faster, and leaves some threads of a batch without work."""
 
 Run = list[ChunkTransfer]
-"""At least one chunk; where there are more, of the tier NVME."""
+"""At least one chunk, all of one tier; of the tier NVME in a row on one device."""
 
 R = TypeVar("R")
 
 
-def in_runs(planned: Sequence[ChunkTransfer]) -> list[Run]:
-    """All transfers in runs, with the devices taking turns, so that all of them have work at once."""
-    queues: dict[str | None, list[Run]] = {}
+def in_runs(planned: Sequence[ChunkTransfer], needs_alignment: Callable[[str], bool]) -> list[Run]:
+    """All transfers in runs, with the devices taking turns, so that all of them have work at once.
+
+    Args:
+        needs_alignment: whether a device moves only page-aligned memory without a copy.
+    """
+    by_device: dict[str | None, list[ChunkTransfer]] = {}
     for transfer in planned:
-        # A RAM chunk is a file of its own; all of them are one device here, with a name that none has.
+        # All RAM chunks are one device here, with a name that none has.
         chunk = transfer.chunk
-        queue = queues.setdefault(chunk.device if chunk.tier is Tier.NVME else None, [])
-        if queue and _continues(queue[-1], transfer):
-            queue[-1].append(transfer)
-        else:
-            queue.append([transfer])
-    if len(queues) < 2:
-        return list(chain.from_iterable(queues.values()))
-    return list(_present(chain.from_iterable(zip_longest(*queues.values()))))
+        by_device.setdefault(chunk.device if chunk.tier is Tier.NVME else None, []).append(transfer)
+    queues = [_cut(queue, _belongs_to(device, needs_alignment)) for device, queue in by_device.items()]
+    if len(queues) == 1:
+        return list(queues[0])
+    return list(_present(chain.from_iterable(zip_longest(*queues))))
 
 
 def mapped(
@@ -58,20 +62,40 @@ def mapped(
     ]
 
 
-def _continues(run: Run, transfer: ChunkTransfer) -> bool:
-    first, last, chunk = run[0].chunk, run[-1].chunk, transfer.chunk
-    return (
-        last.offset + last.length == chunk.offset
-        and chunk.offset + chunk.length - first.offset <= RUN_BYTES
-        and chunk.tier is Tier.NVME
-        and _is_whole_blocks(transfer)
-        and (len(run) > 1 or _is_whole_blocks(run[-1]))
-    )
+_Joins = Callable[[ChunkTransfer, ChunkTransfer], bool]
+"""Whether the second of two transfers may be in the run that the first one ends so far."""
 
 
-def _is_whole_blocks(transfer: ChunkTransfer) -> bool:
-    chunk = transfer.chunk
-    return not (transfer.part.address | chunk.length | chunk.offset) % ALIGNMENT
+def _cut(queue: Sequence[ChunkTransfer], joins: _Joins) -> Iterator[Run]:
+    run, size_bytes = [queue[0]], queue[0].chunk.length
+    for last, transfer in pairwise(queue):
+        size_bytes += transfer.chunk.length
+        if size_bytes <= RUN_BYTES and joins(last, transfer):
+            run.append(transfer)
+        else:
+            yield run
+            run, size_bytes = [transfer], transfer.chunk.length
+    yield run
+
+
+def _belongs_to(device: str | None, needs_alignment: Callable[[str], bool]) -> _Joins:
+    if device is None:
+        return _always
+    return _continues_aligned if needs_alignment(device) else _continues
+
+
+def _always(_last: ChunkTransfer, _transfer: ChunkTransfer) -> bool:
+    return True
+
+
+def _continues_aligned(last: ChunkTransfer, transfer: ChunkTransfer) -> bool:
+    return not (last.part.address | transfer.part.address) % ALIGNMENT and _continues(last, transfer)
+
+
+def _continues(last: ChunkTransfer, transfer: ChunkTransfer) -> bool:
+    before, chunk = last.chunk, transfer.chunk
+    is_whole_blocks = not (before.length | chunk.offset | chunk.length) % ALIGNMENT
+    return is_whole_blocks and before.offset + before.length == chunk.offset
 
 
 def _present(turns: Iterator[Run | None]) -> Iterator[Run]:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from hypercache_protocol import SyncStatus
+from hypercache_protocol import SyncStatus, Tier
 from hypercache_protocol.batches import CommitMany, EvictMany, StageMany
 from hypercache_protocol.checksum import crc32
 from hypercache_protocol.layout import U32, packed
@@ -222,7 +222,8 @@ def _fill(engine: Engine, writes: Sequence[_Write], deadline: float) -> None:
         write.checksums = [0] * len(layout)
     skipped: int | Outcome = Outcome.CLOSED
     write_run = partial(_write_in_turn, engine, deadline)
-    for transfer, result in mapped(engine.writers, write_run, in_runs(planned), skipped):
+    runs = in_runs(planned, engine.devices.needs_alignment)
+    for transfer, result in mapped(engine.writers, write_run, runs, skipped):
         if isinstance(result, Outcome):
             writes[transfer.key_index].outcome = result
         else:
@@ -242,8 +243,9 @@ def _write_in_turn(engine: Engine, deadline: float, run: Run) -> list[int | Outc
 
 def _write_run(engine: Engine, run: Run) -> list[int | Outcome]:
     checksums = [crc32(transfer.part.view) for transfer in run]
-    if len(run) > 1:
-        parts, first = [transfer.part for transfer in run], run[0].chunk
+    first = run[0].chunk
+    if len(run) > 1 and first.tier is Tier.NVME:
+        parts = [transfer.part for transfer in run]
         if engine.devices.write_run(first.device, parts, first.offset):
             return list(checksums)
     return [

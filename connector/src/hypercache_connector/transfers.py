@@ -90,7 +90,7 @@ def load_located(
         if doubt is Outcome.OK
         for transfer in _planned(index, hit, buffers[index], sealed.get(index))
     ]
-    runs = in_runs(planned)
+    runs = in_runs(planned, engine.devices.needs_alignment)
     with engine.gate.loading():
         read = mapped(engine.readers, partial(_read_before_writes, engine, deadline), runs, Outcome.CLOSED)
     outcomes = _opened(engine, sealed, _settled(hits, doubts, read))
@@ -133,8 +133,9 @@ def _read_before_writes(engine: Engine, deadline: float, run: Run) -> list[Outco
 
 def _read_run(engine: Engine, deadline: float, run: Run) -> list[Outcome]:
     """For each chunk: OK where it was read and verified, NO_CHECKSUM where it was only read whole."""
-    if len(run) > 1 and time.monotonic() < deadline:
-        parts, first = [transfer.part for transfer in run], run[0].chunk
+    first = run[0].chunk
+    if len(run) > 1 and first.tier is Tier.NVME and time.monotonic() < deadline:
+        parts = [transfer.part for transfer in run]
         if engine.devices.read_run(first.device, parts, first.offset):
             return [_verified(transfer) for transfer in run]
     return [_read_chunk(engine, deadline, transfer) for transfer in run]
