@@ -1,5 +1,6 @@
 """Submitting never waits, every id completes once, and after close nothing is touched."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from hypercache_compat.waiting import wait_until
@@ -79,7 +81,18 @@ def test_submitting_without_any_daemon_never_raises(folder, connect) -> None:
     assert driver.count("loads", "daemon_gone") == 1
 
 
-@pytest.mark.parametrize("bad", [None, "text", 7, memoryview(bytearray(8))[::2]])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        "text",
+        7,
+        memoryview(bytearray(8))[::2],
+        memoryview(np.zeros(1, object)),  # to fill it would make bytes from outside this process's addresses
+        ctypes.c_void_p(),
+    ],
+    ids=lambda bad: type(getattr(bad, "obj", bad)).__name__,
+)
 def test_a_bad_buffer_fails_its_key_alone(scripted, driver, bad: object) -> None:
     good = bytearray(b"12345678")
     assert not driver.store(["k", "l"], [good, bad]).ok

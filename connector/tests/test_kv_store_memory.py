@@ -33,6 +33,14 @@ def _sparse_by_rows() -> Any:
         return a_tensor()[0].to_sparse_csr()
 
 
+def _quantized() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that such tensors are on their way out
+        import torch
+
+        return torch.quantize_per_tensor(a_tensor(dtype=torch.float32), 0.1, 0, torch.quint8)
+
+
 def numbers() -> Any:
     return np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
@@ -64,6 +72,16 @@ class OnlyDLPack:
         return self._shown.__dlpack_device__()
 
 
+class _Plain(ctypes.Structure):
+    """Its names are what addresses are called in formats."""
+
+    _fields_ = (("O", ctypes.c_int), ("P", ctypes.c_float))
+
+
+class _Pointing(ctypes.Structure):
+    _fields_ = (("number", ctypes.c_int), ("place", ctypes.POINTER(ctypes.c_int)))
+
+
 WRITABLE = {
     "bytearray": lambda: bytearray(8),
     "memoryview": lambda: memoryview(bytearray(8))[2:6],
@@ -81,7 +99,8 @@ WRITABLE = {
     "torch bool": lambda: a_tensor().to(_torch("bool")),
     "torch slice": lambda: a_tensor()[1],
     "torch without dimensions": lambda: a_tensor()[0, 0, 0],
-    "torch with gradient": lambda: a_tensor(dtype=_torch("float32"), requires_grad=True),
+    "ctypes with fields": _Plain * 2,
+    "torch with gradient": lambda: a_tensor(dtype=_torch("float32"), requires_grad=True).detach(),
 }
 
 
@@ -108,6 +127,11 @@ def test_what_is_written_to_the_buffer_is_in_the_memory_itself(name: str) -> Non
 )
 def test_what_is_only_read_may_be_read_only(source: object, size_bytes: int) -> None:
     assert buffer_of(source, writable=False).size_bytes == size_bytes
+
+
+def test_what_requires_grad_may_be_read() -> None:
+    tensor = a_tensor(dtype=_torch("float32"), requires_grad=True)
+    assert buffer_of(tensor, writable=False).size_bytes == 96
 
 
 def test_an_empty_tensor_is_no_bytes() -> None:
@@ -138,6 +162,30 @@ REFUSED = {
         lambda: memoryview(np.zeros(2, [("a", "f4"), ("b", "O")])),
         ValueError,
         "holds Python objects",
+    ),
+    "ctypes' objects": (ctypes.py_object * 2, ValueError, "Python objects or pointers, which are addresses"),
+    "addresses": (ctypes.c_void_p * 2, ValueError, "which are addresses"),
+    "addresses of bytes": (ctypes.c_char_p * 2, ValueError, "which are addresses"),
+    "addresses of text": (ctypes.c_wchar_p * 2, ValueError, "which are addresses"),
+    "addresses of functions": (ctypes.CFUNCTYPE(None) * 2, ValueError, "which are addresses"),
+    "addresses in fields": (_Pointing * 2, ValueError, "which are addresses"),
+    "numpy's text of any length": (
+        lambda: np.array(["text"], np.dtypes.StringDType()),
+        ValueError,
+        "which are addresses",
+    ),
+    "a masked array": (lambda: np.ma.masked_array([1, 2], [0, 1]), ValueError, "lacks its mask: give"),
+    "a quantized tensor": (_quantized, ValueError, "lacks its scale: give"),
+    "a tensor with gradient": (
+        lambda: a_tensor(dtype=_torch("float32"), requires_grad=True),
+        ValueError,
+        r"requires grad.*give tensor\.detach",
+    ),
+    "numpy backwards": (lambda: numbers()[::-1], ValueError, "not contiguous"),
+    "a lazily negated tensor": (
+        lambda: a_tensor()[0, 0, :1].to(_torch("complex64")).conj().imag,
+        ValueError,
+        "no plain memory",
     ),
     "a list": (lambda: [1, 2], TypeError, "a block is bytes-like, a numpy array or a .* CPU, not list"),
     "text": (lambda: "abc", TypeError, "not str"),

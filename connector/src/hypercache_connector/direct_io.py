@@ -14,8 +14,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +29,17 @@ ALIGNMENT = 4096
 _MASK = ALIGNMENT - 1
 
 
+_FIELD_NAME = re.compile(r":[^:]*:")
+_ADDRESS = re.compile(r"[OP&zX]|Z(?![fdg])")
+"""What says in a format that there are addresses: of Python objects, of anything, of text (Z alone; with a
+letter it is a complex number), of functions."""
+
+
+@lru_cache
+def _is_plain(format_: str) -> bool:
+    return not _ADDRESS.search(_FIELD_NAME.sub("", format_))
+
+
 class Buffer:
     """A caller's memory as flat bytes, with its address."""
 
@@ -35,13 +48,15 @@ class Buffer:
     def __init__(self, source: object, *, writable: bool) -> None:
         """
         Raises:
-            ValueError, TypeError, BufferError: it is no contiguous memory, or not writable.
+            TypeError, BufferError: it is no memory.
+            ValueError: it is not contiguous, holds addresses of this process, or is read-only where it must
+                not be.
         """
         flat = memoryview(source)  # type: ignore[arg-type]
-        if not flat.c_contiguous:
-            raise ValueError("the buffer is not contiguous")
+        require_contiguous(flat.c_contiguous)
+        require_plain(_is_plain(flat.format))
         if writable and flat.readonly:
-            raise ValueError("the buffer is read-only")
+            raise ValueError("its memory is read-only: give a bytearray, a writable array or a tensor")
         self.size_bytes = flat.nbytes
         if self.size_bytes == 0:  # numpy refuses empty ones
             self.view, self.address = memoryview(b""), 0
@@ -54,6 +69,29 @@ class Buffer:
     def part(self, start: int, length: int) -> Part:
         """The `length` bytes from `start` on."""
         return Part(self.view[start : start + length], self.address + start)
+
+
+def require_contiguous(is_contiguous: bool) -> None:
+    """
+    Raises:
+        ValueError: it is not.
+    """
+    if not is_contiguous:
+        raise ValueError(
+            "its memory is not contiguous: give a contiguous copy (tensor.contiguous(), "
+            "numpy.ascontiguousarray)"
+        )
+
+
+def require_plain(is_plain: bool) -> None:
+    """
+    Raises:
+        ValueError: it is not.
+    """
+    if not is_plain:
+        raise ValueError(
+            "it holds Python objects or pointers, which are addresses in this process: give plain numbers"
+        )
 
 
 def _address_of(array: npt.NDArray[np.uint8]) -> int:

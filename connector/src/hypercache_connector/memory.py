@@ -8,15 +8,12 @@ Rules:
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any
 
 import numpy as np
 
-from .direct_io import Buffer
-
-_FIELD_NAME = re.compile(r":[^:]*:")
+from .direct_io import Buffer, require_contiguous, require_plain
 
 
 def buffer_of(source: object, *, writable: bool) -> Buffer:
@@ -28,21 +25,16 @@ def buffer_of(source: object, *, writable: bool) -> Buffer:
 
     Raises:
         TypeError: it is none of these.
-        ValueError: it lies on a GPU, is not contiguous, holds Python objects, or is read-only where it must
-            not be.
+        ValueError: it lies on a GPU, is not contiguous, holds addresses, means more than its memory says
+            (a mask, a scale), or must not be written to where it would be.
     """
-    memory = _memory(source)
-    _require_contiguous(memory.c_contiguous)
-    _require_plain("O" not in _FIELD_NAME.sub("", memory.format))
-    if writable and memory.readonly:
-        raise ValueError("its memory is read-only: give a bytearray, a writable array or a tensor")
-    return Buffer(memory, writable=writable)
+    return Buffer(_memory(source, writable), writable=writable)
 
 
-def _memory(source: object) -> memoryview:
+def _memory(source: object, writable: bool) -> memoryview:
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(source, torch.Tensor):
-        return _of_tensor(source, torch.uint8)
+        return _of_tensor(source, writable, torch.uint8)
     if hasattr(source, "__cuda_array_interface__"):
         raise _elsewhere("a GPU")
     if isinstance(source, np.ndarray):
@@ -60,11 +52,15 @@ def _memory(source: object) -> memoryview:
         ) from None
 
 
-def _of_tensor(tensor: Any, uint8: Any) -> memoryview:
+def _of_tensor(tensor: Any, writable: bool, uint8: Any) -> memoryview:
     if tensor.device.type != "cpu":
         raise _elsewhere(tensor.device)
+    if tensor.is_quantized:
+        raise ValueError("its memory lacks its scale: give plain numbers (tensor.int_repr())")
+    if writable and tensor.requires_grad:
+        raise ValueError("it requires grad, and autograd would not see it change: give tensor.detach()")
     try:
-        _require_contiguous(tensor.is_contiguous())
+        require_contiguous(tensor.is_contiguous())
         # As bytes, since numpy lacks some of torch's types.
         return memoryview(tensor.detach().reshape(-1).view(uint8).numpy())
     except (RuntimeError, TypeError) as error:  # sparse, lazily conjugated, without data …
@@ -72,8 +68,10 @@ def _of_tensor(tensor: Any, uint8: Any) -> memoryview:
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> memoryview:
-    _require_contiguous(array.flags.c_contiguous)
-    _require_plain(not array.dtype.hasobject)
+    if isinstance(array, np.ma.MaskedArray):
+        raise ValueError("its memory lacks its mask: give plain numbers (array.filled(), array.data)")
+    require_contiguous(array.flags.c_contiguous)
+    require_plain(not array.dtype.hasobject)
     # As bytes, since the buffer protocol lacks some of numpy's types.
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
@@ -83,19 +81,6 @@ def _of_dlpack(source: Any) -> memoryview:
         return _of_array(np.from_dlpack(source))
     except (BufferError, RuntimeError, ValueError, TypeError) as error:
         raise ValueError(f"DLPack gives no memory of the CPU for it: {error}") from None
-
-
-def _require_contiguous(is_contiguous: bool) -> None:
-    if not is_contiguous:
-        raise ValueError(
-            "its memory is not contiguous: give a contiguous copy (tensor.contiguous(), "
-            "numpy.ascontiguousarray)"
-        )
-
-
-def _require_plain(is_plain: bool) -> None:
-    if not is_plain:
-        raise ValueError("it holds Python objects, which are addresses in this process: give plain numbers")
 
 
 def _elsewhere(place: object) -> ValueError:
