@@ -170,7 +170,7 @@ def _words(size_bytes: int) -> str:
 
 IN_MEMORY = (
     _lookups(in_flight=1, rounds=60, repeats=2),
-    _lookups(in_flight=64, rounds=1, repeats=3),
+    _lookups(in_flight=64, rounds=3, repeats=2),
     _objects(256 * KIB, keys=256, rounds=3),
     _objects(4 * MIB, keys=64, rounds=3),
     _objects(14 * MIB, keys=16, rounds=3),
