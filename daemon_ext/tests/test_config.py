@@ -5,11 +5,13 @@ from __future__ import annotations
 import grp
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from hypercache_daemon.__main__ import main
+from hypercache_daemon.__main__ import main as start
+from hypercache_daemon.command import main
 from hypercache_daemon.config import Config, ConfigError, parse
 from hypercache_protocol.versions import LATEST, RELEASED
 
@@ -181,6 +183,22 @@ def test_the_version_names_the_wires_too(capsys: pytest.CaptureFixture[str]) -> 
     assert ended.value.code == 0
     wires = re.escape(", ".join(map(str, RELEASED)))
     assert re.fullmatch(rf"hypercached \d+\.\d+\.\d+\S* \(speaks wire {wires}\)\n", capsys.readouterr().out)
+
+
+def test_what_is_not_installed_is_said_with_what_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "hypercache_daemon.command", raising=False)
+    monkeypatch.setitem(sys.modules, "trio", None)
+    assert start() == 2
+    assert "the module trio is not installed" in capsys.readouterr().err
+
+
+def test_a_broken_installation_is_not_taken_for_an_incomplete_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "hypercache_daemon.command", raising=False)
+    monkeypatch.setitem(sys.modules, "hypercache_daemon.config", None)
+    with pytest.raises(ModuleNotFoundError, match="config"):
+        start()
 
 
 @pytest.mark.parametrize(

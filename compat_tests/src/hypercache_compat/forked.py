@@ -20,7 +20,7 @@ from typing import ParamSpec
 _P = ParamSpec("_P")
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["hypercache_daemon.__main__"])
+_context.set_forkserver_preload(["hypercache_daemon.command"])
 
 
 class ForkedProcess:
@@ -77,7 +77,7 @@ def fork_daemon(arguments: Sequence[str], log: Path) -> ForkedProcess:
 
 def run_daemon(arguments: Sequence[str]) -> int:
     """hypercached in this process; the exit status."""
-    from hypercache_daemon.__main__ import main  # not where it is only asked for
+    from hypercache_daemon.command import main  # not where it is only asked for
 
     return main(arguments)
 
