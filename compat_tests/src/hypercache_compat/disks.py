@@ -1,4 +1,4 @@
-"""Disks that fail: files that are gone, file systems that are full or frozen.
+"""Disks that fail: files that are gone, file systems that are full, frozen, or cut off by a power loss.
 
 Mounting and freezing take root, tools, and a kernel that lets us; the rest anybody can do.
 """
@@ -6,6 +6,7 @@ Mounting and freezing take root, tools, and a kernel that lets us; the rest anyb
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,15 +29,29 @@ def in_memory(place: Path, size_bytes: int) -> Iterator[None]:
 
 @contextmanager
 def on_a_file(place: Path, image: Path, size_bytes: int) -> Iterator[None]:
-    """A file system at `place` that can be frozen, in a new file."""
+    """A file system at `place` that can be frozen, or lose its power, in a new file."""
     image.touch()
     os.truncate(image, size_bytes)
     _run("mkfs.ext4", "-q", image)
-    _run("mount", "-o", "loop", image, place)
+    _mount_file(image, place)
     try:
         yield
     finally:
         _run("umount", place)
+
+
+def lose_power(place: Path, image: Path) -> None:
+    """Take back from the file system at `place` all that its file has not got yet: what nobody synced, for
+    half a minute or so. Nobody may have anything open there."""
+    synced = image.with_suffix(".synced")
+    shutil.copyfile(image, synced)
+    _run("umount", place)  # which writes the rest
+    synced.replace(image)
+    _mount_file(image, place)
+
+
+def _mount_file(image: Path, place: Path) -> None:
+    _run("mount", "-o", "loop,commit=600", image, place)  # else the kernel syncs by itself every 5 s
 
 
 @contextmanager
