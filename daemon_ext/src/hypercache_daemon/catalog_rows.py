@@ -27,7 +27,8 @@ class Put(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Forget the object of this generation."""
+    """Forget the object of this generation: never casual, for a row that comes back would find its blocks as
+    their next owner left them."""
 
     generation: int
     casual: bool = False

@@ -61,8 +61,9 @@ class Committer:
             if replaced is not None:
                 deletes.append(Delete(replaced.generation))
                 holds.append(hold_change(store.cache.plan_hold(replaced, now)))
-            # What a power loss would bring back is a miss, unless blocks changed hands.
-            puts.append(Put(stored, casual=replaced is None and stored.state not in DIRTY))
+            # A cache entry that a power loss takes back is a miss. (Where one is replaced its blocks change
+            # hands: what deletes it is never casual.)
+            puts.append(Put(stored, casual=stored.state not in DIRTY))
         drops = [DropHold(staged.stage_id) for staged, _ in planned]
         await store.make_durable([*deletes, *puts, *drops, *holds])
         # Until here readers found what is replaced: its rest begins now.
