@@ -16,6 +16,8 @@ import trio
 from daemon_harness import CHUNK, MIB, Client, Daemon, Message, cleared, eventually, line, pattern, running
 from gated_backend import GatedBackend
 
+from hypercache_daemon import flusher
+
 URI = "hypercache://a/b"
 TIERS = pytest.mark.parametrize("tier", ["nvme", "ram"])
 
@@ -167,6 +169,18 @@ async def test_a_failed_upload_is_tried_again_after_growing_delays_and_nothing_i
     for number, delay_s in enumerate(delays):
         assert delay_s >= 0.02 * 2**number / 2
     assert (backend.folder / "a" / "b").read_bytes() == pattern(1, 5000)
+
+
+async def test_no_delay_is_longer_than_the_longest(
+    short_dir: Path, backend: GatedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flusher, "_LONGEST_DELAY_S", 0.02)
+    backend.failures = 2
+    async with flushing(short_dir, backend) as daemon:
+        daemon.parts.flusher.first_delay_s = 1000.0
+        client = await daemon.connect()
+        await write(client, b"bytes")
+        await synced(client)
 
 
 async def test_commits_during_a_delay_neither_hurry_the_backend_nor_pile_up(
