@@ -774,6 +774,23 @@ async def test_a_drained_device_gets_nothing_new_and_loses_what_may_go(short_dir
         await store_on(client, daemon, FIRST, "one")
 
 
+async def test_a_drained_device_is_looked_at_again_and_again_until_nothing_is_on_it(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_health, "_CLEAR_EVERY_S", 0.02)
+    async with two_devices(short_dir) as (daemon, client):
+        await client.ask("pin", uri="one", pinned=True)
+        await drain(daemon, str(paths(daemon)[FIRST]))
+        assert await uses(client) == ["DRAINING", "IN_USE"]
+        await client.ask("pin", uri="one", pinned=False)
+
+        async def is_drained() -> bool:
+            return await uses(client) == ["DRAINED", "IN_USE"]
+
+        await eventually(is_drained)
+        assert await client.fetch("two") == pattern(2, SMALL)
+
+
 async def test_nobody_waits_for_what_is_drained_because_another_object_is_busy(short_dir: Path) -> None:
     async with two_devices(short_dir) as (daemon, client):
         await store_on(client, daemon, FIRST, "zzz")
