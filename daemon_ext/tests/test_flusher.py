@@ -96,6 +96,26 @@ async def test_what_is_local_only_or_was_not_to_be_flushed_never_reaches_the_bac
     assert set(backend.uploaded()) == {"3"}
 
 
+async def test_what_becomes_local_only_while_it_waits_for_its_turn_is_not_uploaded(
+    short_dir: Path, backend: GatedBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.gate.clear()
+    async with flushing(short_dir, backend) as daemon:
+        client = await daemon.connect()
+        before = [f"hypercache://{number}" for number in range(4)]
+        for uri in (*before, "hypercache://late"):
+            await write(client, b"bytes", uri)
+        await eventually(lambda: backend.under_way == 4)
+        await client.store("hypercache://late", b"local")
+        backend.gate.set()
+        for uri in before:
+            await synced(client, uri)
+        await eventually(lambda: daemon.parts.flusher.waiting == 0)
+        assert await state_of(client, "hypercache://late") == ("LOCAL_ONLY", 100.0)
+    assert "late" not in backend.uploaded()
+    assert "fault" not in caplog.text
+
+
 async def test_without_a_backend_for_it_an_object_stays_committed_and_dirty(
     short_dir: Path, backend: GatedBackend
 ) -> None:
