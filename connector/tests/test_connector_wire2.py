@@ -149,6 +149,28 @@ def test_whatever_an_old_daemon_makes_of_a_hello_wire_1_works_within_a_second(
     assert scripted2.counted()["locate_many"] == 0
 
 
+@pytest.mark.parametrize("answer", ["silence", "half a line"])
+def test_a_client_in_a_hurry_has_time_left_for_wire_1(scripted2, make: MakeClient, answer: str) -> None:
+    scripted2.garble = lambda request, data: ANSWERS[answer](data) if isinstance(request, Hello) else data
+    client = make(scripted2.socket_path, timeout_s=0.4)
+    assert client.exchange(locates(2)) == [MissReply()] * 2
+    assert client.wire == WIRE_1_1
+
+
+def test_an_old_daemon_that_refuses_a_hello_and_closes_is_connected_to_again(
+    scripted, make: MakeClient
+) -> None:
+    def refused_and_closed(request: Request, data: bytes) -> bytes | None:
+        if isinstance(request, Ping) and scripted.connections_accepted == 1:
+            return None
+        return data
+
+    scripted.garble = refused_and_closed
+    client = make(scripted.socket_path)
+    assert client.exchange(locates(2)) == [MissReply()] * 2
+    assert (client.wire, scripted.connections_accepted) == (WIRE_1_1, 2)
+
+
 def test_each_new_connection_asks_again_and_takes_up_an_upgrade_and_a_downgrade(
     scripted, make: MakeClient
 ) -> None:
@@ -220,6 +242,8 @@ def test_a_connector_pinned_to_a_wire_works_in_it(scripted2, connect, wire: str)
     assert back == data
     asked = scripted2.counted()
     assert (asked["hello"] > 0, asked["ping"] > 0) == (wire != "1.1", wire == "1.1")
+    for hello in (each for each in scripted2.requests if isinstance(each, Hello)):
+        assert hello.versions[-1] == wire, "nothing later than the pin is asked for"
 
 
 def test_a_connector_pinned_to_1_0_misses_and_fails_since_nothing_can_be_verified(scripted2, connect) -> None:

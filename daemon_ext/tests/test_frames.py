@@ -144,6 +144,18 @@ async def test_a_daemon_held_to_wire_1_answers_a_hello_with_an_unknown_action_an
         assert await client.fetch(URI) == b"bytes"
 
 
+@pytest.mark.parametrize("wire", ["2.0", "2.1"])
+async def test_a_daemon_held_to_an_earlier_wire_2_neither_names_nor_grants_a_later_one(
+    short_dir: Path, wire: str
+) -> None:
+    async with running(short_dir, wire=wire) as daemon:
+        for versions in (["2.0", "2.1", "2.2"], ["2.2"], ["3.0"]):
+            hello = await (await daemon.connect()).ask("hello", versions=versions)
+            assert (hello["version"], hello["versions"][-1]) == (wire, wire)
+            assert "presence_table" not in hello["features"]
+            assert hello["unknown"] == [version for version in versions if version > wire]
+
+
 async def test_a_bad_hello_is_refused_and_the_connection_stays_on_lines(short_dir: Path) -> None:
     async with running(short_dir) as daemon:
         client = await daemon.connect()

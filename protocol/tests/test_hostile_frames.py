@@ -116,6 +116,18 @@ def test_a_hostile_body_is_one_and_the_same_error(name: str, body: bytes) -> Non
     assert code is ErrorCode.BAD_REQUEST
 
 
+def test_an_unpacker_that_runs_out_of_stack_is_that_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of older releases of msgpack, written in Python, do."""
+
+    class Shallow(msgpack.fallback.Unpacker):
+        def skip(self) -> None:
+            raise RecursionError
+
+    monkeypatch.setattr(msgpack, "Unpacker", Shallow)
+    with pytest.raises(RemoteProtocolError, match="not one whole msgpack value"):
+        decode_envelope(envelope(b"\xc0"))
+
+
 @pytest.mark.parametrize("name", UNPACKERS)
 def test_what_an_honest_peer_may_send_is_read(name: str) -> None:
     deep = b"\x91" * 28 + b"\xc0"

@@ -38,7 +38,8 @@ _T = TypeVar("_T")
 
 _MAX_KEPT = 64
 HELLO_TIMEOUT_S = 0.5
-"""How long a daemon may take to answer a hello before wire 1 is tried on a new connection."""
+"""How long a daemon may take to answer a hello before wire 1 is tried on a new connection; at most half of
+what is left of the deadline, so that there is time for that."""
 
 
 def _ignored() -> None:
@@ -268,8 +269,9 @@ class Client(Actions):
         """A connection to a daemon of any wire. Each asks anew for the best: the daemon may have been
         upgraded since the last one."""
         if self._version.major >= WIRE_2_0.major:
+            now_s = time.monotonic()
             try:
-                return self._greeted(min(deadline, time.monotonic() + HELLO_TIMEOUT_S), self._version)
+                return self._greeted(now_s + min(HELLO_TIMEOUT_S, (deadline - now_s) / 2), self._version)
             except DaemonUnavailable as error:
                 if self._closed.is_set():
                     raise
