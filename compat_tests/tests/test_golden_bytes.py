@@ -147,6 +147,14 @@ def test_adding_never_writes_over_a_file(copy: Path) -> None:
     assert path.read_text() == "spoiled"
 
 
+def test_freezing_refuses_a_file_that_is_there(copy: Path) -> None:
+    name = "schemas/wire-1.0.json"
+    held = (copy / name).read_bytes(), (copy / MANIFEST).read_bytes()
+    with pytest.raises(FileExistsError):
+        golden.freeze({name: "{}"}, copy)
+    assert ((copy / name).read_bytes(), (copy / MANIFEST).read_bytes()) == held
+
+
 def test_adding_to_nothing_freezes_everything(tmp_path: Path) -> None:
     added = golden.add(tmp_path)
     assert added == sorted(name for name in golden.frozen_files() if not name.startswith("transcripts/"))
