@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import StringIO
 from pathlib import Path
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +27,10 @@ from hypercache_compat.conformance.suite import CHECKS
 from hypercache_compat.daemon_process import DaemonProcess
 from hypercache_compat.raw_wire import RawConnection
 from hypercache_compat.recording import Recorder
+from hypercache_protocol.actions import ALL_REPLIES
+from hypercache_protocol.batches import LayoutColumns
 from hypercache_protocol.messages import Ping, PongReply
+from hypercache_protocol.schema import field_rows, possible_replies
 
 DEADLINE_S = 30.0
 
@@ -119,9 +124,71 @@ def test_a_capture_that_was_cut_short_is_decoded_up_to_there() -> None:
     ]
 
 
+def shown(data: bytes, *, is_framed: bool = False) -> list[str]:
+    """What is shown of what a daemon said, without the head of each line."""
+    pieces = [Captured(0, False, None, _HELLO)] * is_framed + [Captured(0, False, None, data)]
+    lines = list(decoded(pieces))
+    return [line.strip().removeprefix("0 < ") for line in lines[2 if is_framed else 0 :]]
+
+
+def framed(fields: object, word: str = "OK") -> bytes:
+    body = msgpack.packb([1, word, fields])
+    return len(body).to_bytes(4, "big") + bytes(body)
+
+
+def test_no_word_or_name_in_a_capture_is_a_command_for_a_terminal_or_a_line_of_its_own() -> None:
+    odd = "\x1b[31m\x7f\r\n0 > forged"
+    told = "\\x1b[31m\\x7f\\x0d\\x0a0 > forged"
+    line = json.dumps({"status": odd, odd: {odd: 1}}).encode() + b"\n"
+    assert shown(line) == [told, f"{told}:", f"{told}: 1"]
+    assert shown(framed({odd: {odd: 1}}, odd), is_framed=True) == [f"#1 {told}", f"{told}:", f"{told}: 1"]
+
+
+def test_a_line_without_its_word_says_so() -> None:
+    assert shown(b'{"a":1}\n') == ["(no status)", "a: 1"]
+    asked = decoded([Captured(0, True, None, b'{"a":">"}\n')])
+    assert [line.strip() for line in asked] == ["0 > (no action)", 'a: ">"']
+
+
+def test_every_column_is_shown_as_the_values_in_it() -> None:
+    columns = {
+        row.name
+        for request in ALL_REPLIES
+        for model in (request, *possible_replies(request), LayoutColumns)
+        for row in field_rows(model)
+        if row.kind == "bytes"
+    }
+    assert {"stored", "present", "path_tiers"} <= columns
+    for name in columns:
+        value = shown(framed({name: bytes(8)}), is_framed=True)[1]
+        assert "bytes" not in value, f"{name} is shown as digits"
+    assert (
+        shown(framed({"sync_statuses": b"\x04\x63"}), is_framed=True)[1] == "sync_statuses: [LOCAL_ONLY, 99]"
+    )
+
+
+@pytest.mark.parametrize("depth", [100, 450, 900])
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a", b"\x81\x05", b"\x81\xc4\x01a"])
+def test_what_is_nested_deep_is_shown_or_said_to_be_too_deep(opening: bytes, depth: int) -> None:
+    body = b"\x93\x01\xa2OK\x81\xa1x" + opening * depth + b"\xc0"
+    lines = shown(len(body).to_bytes(4, "big") + body, is_framed=True)
+    assert lines[0] == "#1 OK"
+    assert len(lines) < 50
+
+
 _HELLO = b'{"status":"HELLO","version":"2.0"}\n'
 _PARTS = st.sampled_from(
-    [_HELLO, b"[" * 100_000 + b"\n", b"\xff\xff\xff\xff", b"\x00\x00\x00\x03\x93\x01", b"\n", b"[[", b'{"a":']
+    [
+        _HELLO,
+        b'{"\\u001b[2J":"\\u007f"}\n',
+        b'{"a":%s%s}\n' % (b"[" * 450, b"]" * 450),
+        b"[" * 100_000 + b"\n",
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x03\x93\x01",
+        b"\n",
+        b"[[",
+        b'{"a":',
+    ]
 )
 
 
@@ -146,6 +213,38 @@ def test_a_socket_that_is_there_is_not_taken(
     words[2] = str(tmp_path / "nobody")
     assert main([*words, str(tmp_path / "free")]) == 2
     assert "no daemon answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("listen", ["missing/folder", "x" * 120])
+def test_a_socket_that_cannot_be_made_is_named_and_no_capture_is_begun(
+    daemon: DaemonProcess, tmp_path: Path, listen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["record", "--to", daemon.socket_path, "--output", str(tmp_path / "c")]
+    assert main([*words, "--listen", str(tmp_path / listen)]) == 2
+    assert f"{tmp_path / listen} cannot be listened on: " in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_file_that_cannot_be_used_is_named_in_words(
+    daemon: DaemonProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["decode", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err == f"hypercache-compat: {tmp_path / 'none'}: No such file or directory\n"
+    (tmp_path / "kept").write_text("mine")
+    words = ["record", "--to", daemon.socket_path, "--listen", str(daemon.folder / "free")]
+    assert main([*words, "--output", str(tmp_path / "kept")]) == 2
+    assert "kept is there already" in capsys.readouterr().err
+    assert (tmp_path / "kept").read_text() == "mine"
+
+
+def test_decode_reads_its_input_where_the_file_is_a_dash(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = piece_line(Captured(0, True, 0.5, b'{"action":"ping","a":"%s"}\n' % (b"x" * 300)))
+    for options, letters in (([], 199), (["--full"], 300)):
+        monkeypatch.setattr(sys, "stdin", StringIO(head_line("d") + said))
+        assert main(["decode", "-", *options]) == 0
+        assert capsys.readouterr().out.count("x") == letters
 
 
 def connected(path: str) -> RawConnection:

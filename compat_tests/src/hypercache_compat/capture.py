@@ -12,26 +12,35 @@ import json
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgpack
 import numpy as np
 
 from hypercache_protocol.fields import MIB
+from hypercache_protocol.layout import STATUS_CODES, TIER_CODES
 from hypercache_protocol.negotiation import parsed
+
+from .printable import printable
 
 FORMAT = 1
 _MAX_FRAME_BYTES = 64 * MIB
 _SHOWN_LETTERS = 200
 _SHOWN_ITEMS = 16
+_INDENT = 19
+_DEEPEST = _INDENT + 2 * 32
+"""From here on a map is shown as one value."""
 _U64 = ("object_sizes", "generations", "chunk_offsets")
 _U32 = ("chunk_counts", "chunk_paths", "chunk_lengths", "chunk_checksums", "checksum_counts", "checksums")
-_U8 = ("sync_statuses", "path_tiers")
-_BITS = ("present", "verifiable", "done", "checksummed")
+_BITS = ("present", "verifiable", "done", "stored", "checksummed")
 _COLUMNS: dict[str, np.dtype[np.unsignedinteger[Any]]] = {
     **dict.fromkeys(_U64, np.dtype("<u8")),
     **dict.fromkeys(_U32, np.dtype("<u4")),
-    **dict.fromkeys(_U8, np.dtype("u1")),
+}
+_WORDS: dict[str, dict[int, str]] = {
+    "sync_statuses": {code: status.value for status, code in STATUS_CODES.items()},
+    "path_tiers": {code: tier.value for tier, code in TIER_CODES.items()},
 }
 
 
@@ -117,10 +126,15 @@ class _Talk:
 
 def decoded(pieces: Iterable[Captured], *, cut: bool = True) -> Iterator[str]:
     """The capture as lines for people: each message with its fields, `>` from a client, `<` from the daemon.
+    Whatever was said in it, each line is one line and no command for a terminal.
 
     Args:
         cut: whether long values are cut.
     """
+    return map(printable, _decoded(pieces, cut))
+
+
+def _decoded(pieces: Iterable[Captured], cut: bool) -> Iterator[str]:
     talks: dict[int, _Talk] = {}
     for piece in pieces:
         talk = talks.setdefault(piece.connection, _Talk())
@@ -194,8 +208,9 @@ def _shown_line(line: bytes, head: str, cut: bool) -> Iterator[str]:
     if not isinstance(fields, dict):
         yield f"{head} no JSON object: {_letters(repr(line)[2:-1], cut)}"
         return
-    word = fields.pop("action" if ">" in head else "status", None)
-    yield f"{head} {word}"
+    kind = "action" if head.endswith(">") else "status"
+    word = fields.pop(kind, None)
+    yield f"{head} {f'(no {kind})' if word is None else _letters(str(word), cut)}"
     yield from _shown_fields(fields, cut)
 
 
@@ -206,13 +221,13 @@ def _shown_frame(body: bytes, head: str, cut: bool) -> Iterator[str]:
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
         yield f"{head} no frame of wire 2: {_letters(repr(body)[2:-1], cut)}"
         return
-    yield f"{head} #{request_id} {word}"
+    yield f"{head} #{request_id} {_letters(str(word), cut)}"
     yield from _shown_fields(items, cut)
 
 
-def _shown_fields(fields: dict[Any, Any], cut: bool, indent: int = 19) -> Iterator[str]:
-    for name, value in fields.items():
-        if isinstance(value, dict):
+def _shown_fields(fields: dict[Any, Any], cut: bool, indent: int = _INDENT) -> Iterator[str]:
+    for name, value in ((_letters(str(each), cut), value) for each, value in fields.items()):
+        if isinstance(value, dict) and indent < _DEEPEST:
             yield f"{'':{indent}}{name}:"
             yield from _shown_fields(value, cut, indent + 2)
         elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
@@ -227,16 +242,25 @@ def _shown_fields(fields: dict[Any, Any], cut: bool, indent: int = 19) -> Iterat
 def _value(name: Any, value: Any, cut: bool) -> str:
     if isinstance(value, bytes):
         return _letters(_column(name, value), cut)
-    if isinstance(value, list):
-        return _letters("[" + ", ".join(_value(name, item, cut) for item in value) + "]", cut)
-    try:
-        return _letters(json.dumps(value, ensure_ascii=True), cut)
-    except (TypeError, ValueError):
+    if isinstance(value, msgpack.ExtType):  # to JSON it would be a list
         return _letters(repr(value), cut)
+    try:
+        return _letters(_nested(name, value), cut)
+    except RecursionError:
+        return "(nested too deep to be shown)"
+
+
+def _nested(name: Any, value: Any) -> str:
+    try:
+        return json.dumps(value, default=partial(_column, name))
+    except (TypeError, ValueError):  # a key that JSON does not have
+        return repr(value)
 
 
 def _column(name: Any, column: bytes) -> str:
     dtype = _COLUMNS.get(name)
+    if name in _WORDS:
+        return "[" + ", ".join(_WORDS[name].get(code, str(code)) for code in column) + "]"
     if name in _BITS:
         return "".join(f"{byte:08b}"[::-1] for byte in column) + " (bit 0 first)"
     if dtype is None or len(column) % dtype.itemsize:

@@ -51,13 +51,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except _REFUSALS as refusal:
-        print(f"hypercache-compat: {refusal}", file=sys.stderr)
+        print(f"hypercache-compat: {_in_words(refusal)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         print("hypercache-compat: stopped", file=sys.stderr)
         if isinstance(stop, Interrupted) and stop.left_behind:
             print("\n".join(reports.left_behind_lines(stop.left_behind)), file=sys.stderr)
         return STOPPED
+
+
+def _in_words(refusal: Exception) -> str:
+    """What could not be done; of what the system refused which file it was and why, without its number."""
+    if isinstance(refusal, OSError) and refusal.strerror:
+        return ": ".join(str(word) for word in (refusal.filename, refusal.strerror) if word)
+    return str(refusal)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -246,6 +253,8 @@ def _made(path: Path | None) -> Iterator[IO[str]]:
     if path is None:
         yield sys.stdout
         return
+    if os.path.lexists(path):
+        raise FileExistsError(f"{path} is there already, and is not written over; choose another --output")
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as capture:
         yield capture
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from .capture import Captured, head_line, piece_line
@@ -16,13 +17,19 @@ from .relay import FROM_CLIENT
 
 
 def check_sockets(listen: str, to: str) -> None:
-    """Nothing where `listen` is free and a daemon answers on `to`.
+    """Nothing where `listen` is free and can be listened on, and a daemon answers on `to`.
 
     Raises:
         OSError: with a sentence.
     """
     if os.path.lexists(listen):
         raise FileExistsError(f"{listen} is there already; remove it or listen elsewhere")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, private():
+        try:
+            probe.bind(listen)
+        except OSError as error:
+            raise OSError(f"{listen} cannot be listened on: {error.strerror or error}") from error
+        Path(listen).unlink()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(to)

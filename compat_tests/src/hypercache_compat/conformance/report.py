@@ -9,6 +9,7 @@ from textwrap import wrap
 from typing import Any
 from xml.etree import ElementTree as Xml
 
+from ..printable import printable
 from .shell import Exchange, Piece
 from .suite import Outcome, Report, Result
 
@@ -36,12 +37,8 @@ def plain(_: str, words: str) -> str:
     return words
 
 
-def printable(text: str) -> str:
-    """The text with all escaped that is no letter: what a daemon says must not reach a terminal as commands,
-    and XML has no way to write most control characters."""
-    return "".join(
-        letter if letter in "\n\t" or letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text
-    )
+def _printable(text: str) -> str:
+    return printable(text, kept="\n\t")
 
 
 # -- table ---------------------------------------------------------------------------------------------
@@ -60,7 +57,7 @@ def as_table(report: Report, paint: Paint = plain) -> str:
 
 def _headline(report: Report) -> str:
     name = report.offer.daemon or "A daemon that does not tell its name"
-    return printable(f"{name} on {report.socket_path}, wire {report.offer.version}")
+    return _printable(f"{name} on {report.socket_path}, wire {report.offer.version}")
 
 
 def _row(result: Result, paint: Paint) -> str:
@@ -69,7 +66,7 @@ def _row(result: Result, paint: Paint) -> str:
         word, colour = "failed", "yellow"
     reason = f"{result.outcome.value}: {result.reason}" if result.outcome is Outcome.NOT_OFFERED else ""
     tail = reason or (result.reason if result.outcome is Outcome.FAILED else "")
-    return f"{paint(colour, f'{word:<7}')} {result.check.name:<28} {_short(printable(tail))}".rstrip()
+    return f"{paint(colour, f'{word:<7}')} {result.check.name:<28} {_short(_printable(tail))}".rstrip()
 
 
 def _failure(result: Result, paint: Paint) -> Iterator[str]:
@@ -79,7 +76,7 @@ def _failure(result: Result, paint: Paint) -> Iterator[str]:
         ("seen", result.reason),
         ("means", result.check.means),
     ):
-        for number, line in enumerate(wrap(printable(text), _WIDTH - 12)):
+        for number, line in enumerate(wrap(_printable(text), _WIDTH - 12)):
             yield f"  {title if number == 0 else '':<9} {line}"
     yield "  bytes     > sent, < received, with the number of the connection"
     yield from (f"            {line}" for line in exchange_lines(result.exchange))
@@ -167,7 +164,7 @@ def _block(lines: Sequence[str]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    return printable(text).replace("|", "\\|").replace("\n", " ")
+    return _printable(text).replace("|", "\\|").replace("\n", " ")
 
 
 # -- JSON ----------------------------------------------------------------------------------------------
@@ -236,13 +233,13 @@ def as_junit(report: Report) -> str:
         group = result.check.name.split(".")[0]
         case = Xml.SubElement(suite, "testcase", classname=f"hypercache.{group}", name=result.check.name)
         if result.is_fatal:
-            failure = Xml.SubElement(case, "failure", message=printable(result.reason))
-            failure.text = printable("\n".join(_failure(result, plain)))
+            failure = Xml.SubElement(case, "failure", message=_printable(result.reason))
+            failure.text = _printable("\n".join(_failure(result, plain)))
         elif not _is_decided(result):
-            reason = printable(f"{result.outcome.value}: {result.reason}")
+            reason = _printable(f"{result.outcome.value}: {result.reason}")
             skipped = Xml.SubElement(case, "skipped", message=reason)
             if result.outcome is Outcome.FAILED:
-                skipped.text = printable("\n".join(_failure(result, plain)))
+                skipped.text = _printable("\n".join(_failure(result, plain)))
     Xml.indent(suite)
     # In ASCII, so that it is whole whatever the terminal's or file's encoding is.
     whole: bytes = Xml.tostring(suite, "us-ascii", xml_declaration=True)
