@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -442,6 +443,22 @@ def test_what_uris_share_is_sent_once(scripted2, make: MakeClient) -> None:
     assert (asked.prefix, asked.suffixes, asked.layouts) == ("hypercache://n/a", ("a", "b", ""), False)
 
 
+@pytest.mark.parametrize("kind", [LocateMany, StageMany, CommitMany, EvictMany])
+def test_what_uris_share_is_sent_once_whatever_is_asked(
+    scripted2, make: MakeClient, kind: type[BatchRequest]
+) -> None:
+    columns = {
+        LocateMany: {"layouts": True},
+        StageMany: {"sizes": (1, 2)},
+        CommitMany: {"stage_ids": ("s", "t"), "checksum_counts": u32(1, 1), "checksums": u32(5, 6)},
+        EvictMany: {},
+    }
+    uris = ("hypercache://n/aa", "hypercache://n/ab")
+    make(scripted2.socket_path).ask(kind.trusted(suffixes=uris, **columns[kind]))
+    (asked,) = [request for request in scripted2.requests if isinstance(request, BatchRequest)]
+    assert (type(asked), asked.prefix, asked.suffixes) == (kind, "hypercache://n/a", ("a", "b"))
+
+
 # -- replies that lie ----------------------------------------------------------------------------------------
 
 
@@ -705,6 +722,27 @@ def test_a_reply_to_nobody_is_dropped_and_the_right_one_still_taken(scripted2, m
     scripted2.garble = lambda request, data: stray + data
     assert client.exchange([Locate(uri="a", auto_ingest=False)]) == [hit(1)]
     assert scripted2.connections_accepted == 1
+    assert client.ignored() == {"unknown_fields": 0, "dropped_replies": 1}
+
+
+@pytest.mark.parametrize("wire", [WIRE_1_1, LATEST], ids=str)
+def test_what_nobody_used_is_counted_and_told_also_of_connections_that_are_closed(
+    scripted2, connect, wire: WireVersion
+) -> None:
+    """A field in the answer to each greeting, and where it is told."""
+    scripted2.garble = lambda request, data: (
+        data.replace(b'{"status"', b'{"novel":1,"status"') if isinstance(request, Ping | Hello) else data
+    )
+    driver = connect(scripted2.socket_path, wire=str(wire))
+    told = [{"unknown_fields": 0}]
+    for _ in range(2):
+        assert driver.exists(["a"]) == [False]
+        told.append(driver.connector.status()["ignored"])
+        scripted2.stop()
+        scripted2.start()
+    assert all(later["unknown_fields"] > before["unknown_fields"] for before, later in pairwise(told))
+    driver.connector.close()
+    assert driver.connector.status()["ignored"]["unknown_fields"] >= told[-1]["unknown_fields"]
 
 
 def test_replies_out_of_order_reach_the_request_that_asked(folder: Path, make: MakeClient) -> None:

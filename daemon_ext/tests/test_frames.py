@@ -221,6 +221,8 @@ async def test_unknown_fields_change_nothing_in_frames(short_dir: Path) -> None:
         committed = await client.ask("commit_many", suffixes=["a"], stage_ids=staged["stage_ids"], **grease)
         assert bits(committed["done"], 1) == [True]
         assert bits((await client.ask("locate_many", suffixes=["a"], **grease))["present"], 1) == [True]
+        status = await client.ask("get_status")
+        assert status["connections"]["unknown_fields"] == 1 + 3 * len(grease)
 
 
 # -- side by side --------------------------------------------------------------------------------------

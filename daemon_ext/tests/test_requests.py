@@ -176,6 +176,7 @@ async def test_get_status_counts_what_happened(short_dir: Path) -> None:
             "forbidden": 0,
             "idle_closed": 0,
             "failed_accepts": 0,
+            "unknown_fields": 0,
         }
         await client.store("a", pattern(1, MIB), pinned=True)
         await client.store("b", pattern(2, MIB), commit={})
@@ -261,6 +262,11 @@ async def test_unknown_fields_change_nothing(short_dir: Path, wire: str) -> None
         assert (await client.ask("commit_write", uri=URI, **grease))["status"] == "WRITECOMMITTED"
         assert (await client.ask("locate", uri=URI, **grease))["status"] == "HIT"
         assert (await client.ask("pin", uri=URI, pinned=True, **grease))["status"] == "PONG"
+        assert daemon.parts.server.unknown_fields == 4 * len(grease)
+        await client.aclose()
+        other = await daemon.connect()
+        await other.ask("ping", novel=1)
+        assert (await other.status())["connections"]["unknown_fields"] == 4 * len(grease) + 1
 
 
 # -- bad input -----------------------------------------------------------------------------------------

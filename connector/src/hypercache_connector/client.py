@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
@@ -78,6 +79,7 @@ class Client(Actions):
         self._probing: threading.Thread | None = None
         self._process_id = os.getpid()
         self._wire: WireVersion | None = None
+        self._ignored = Counter(unknown_fields=0, dropped_replies=0)  # on connections that are closed
         self.instance_id: str | None = None
         """Which start of the daemon answered last; None before the first answer, or from an old daemon."""
         self.features: frozenset[str] = frozenset()
@@ -140,6 +142,7 @@ class Client(Actions):
             if self._is_worth_keeping(connection):
                 self._idle.append(connection)
                 return
+            self._ignored.update(connection.ignored)
         connection.close()
 
     def _is_worth_keeping(self, connection: Connection) -> bool:
@@ -157,6 +160,7 @@ class Client(Actions):
         """Close a connection that is not in step any more."""
         with self._lock:
             self._busy.discard(connection)
+            self._ignored.update(connection.ignored)
         connection.close()
 
     def note_late(self) -> None:
@@ -191,12 +195,23 @@ class Client(Actions):
         """The wire that was agreed on with the daemon that answered last; None before the first answer."""
         return self._wire
 
+    def ignored(self) -> dict[str, int]:
+        """What the daemon said that this side did not use: `unknown_fields`, which a later version brought,
+        and `dropped_replies`, which nobody waited for."""
+        with self._lock:
+            total = Counter(self._ignored)
+            for connection in (*self._idle, *self._busy):
+                total.update(connection.ignored)
+        return dict(total)
+
     def close(self) -> None:
         """Make running exchanges fail, and every later one. Any thread may call it, more than once."""
         self._drop_connections_of_parent_process()  # to interrupt them would break off the parent's exchanges
         with self._lock:
             self._closed.set()
             idle, self._idle = self._idle, []
+            for connection in idle:
+                self._ignored.update(connection.ignored)
             probing = self._probing
             for connection in self._busy:
                 connection.interrupt()  # under the lock: its user can't have closed it yet

@@ -237,6 +237,14 @@ class Connection:
         """Close the socket; a second time does nothing."""
         self._socket.close()
 
+    @property
+    def ignored(self) -> dict[str, int]:
+        """How much came so far that nobody used: fields of later versions, replies that nobody waited for."""
+        return {
+            "unknown_fields": self._session.unknown_fields,
+            "dropped_replies": self._session.dropped_replies,
+        }
+
     # -- without waiting, where both sides speak frames ---------------------------------------------------
 
     @property

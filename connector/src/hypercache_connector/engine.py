@@ -133,6 +133,7 @@ def report(engine: Engine) -> dict[str, Any]:
     client = engine.client
     return {
         **engine.counters.snapshot(),
+        "ignored": client.ignored(),
         "daemon": {
             "instance_id": client.instance_id,
             "features": sorted(client.features),

@@ -86,6 +86,11 @@ class Connection:
         self.was_idle = False
         """True once the connection was closed because nothing came on it."""
 
+    @property
+    def unknown_fields(self) -> int:
+        """Fields of requests so far that this daemon does not know, and ignored."""
+        return self._session.unknown_fields
+
     def stop(self) -> None:
         """Close once all is answered that was asked by now."""
         try:

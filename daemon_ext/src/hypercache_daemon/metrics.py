@@ -114,6 +114,9 @@ TABLE = (
     Row("connections/forbidden", "connections_forbidden", _C, "Turned away by --allow."),
     Row("connections/idle_closed", "connections_idle_closed", _C, "Closed after --idle-timeout-s."),
     Row("connections/failed_accepts", "connections_failed_accepts", _C, "Tries without a file descriptor."),
+    Row(
+        "connections/unknown_fields", "connections_unknown_fields", _C, "Fields that are not known, ignored."
+    ),
     Row("requests/{action}.{status}", "requests", _C, "Requests by what was asked and answered."),
     Row("evicted/objects", "evicted_objects", _C, "Objects that left to make room."),
     Row("evicted/bytes", "evicted_bytes", _C, "What these took."),

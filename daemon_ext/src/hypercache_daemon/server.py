@@ -132,8 +132,14 @@ class Server:
     failed_accepts: int = 0
     """Tries to let a client in for which there was no file descriptor."""
     _turning_away: int = 0
+    _unknown_fields: int = 0  # on connections that are closed
     _shortage_known_until: float = -math.inf
     _strangers: set[int] = field(default_factory=set)
+
+    @property
+    def unknown_fields(self) -> int:
+        """Fields of requests so far that this daemon does not know, and ignored."""
+        return self._unknown_fields + sum(each.unknown_fields for each in self.connections.values())
 
     async def serve(self, sock: stdlib_socket.socket, stop: trio.Event, grace_s: float) -> None:
         """Serve until `stop` is set, then answer what is under way for at most `grace_s` seconds."""
@@ -203,6 +209,7 @@ class Server:
         finally:
             del self.connections[connection_id]
             self.idle_closed += connection.was_idle
+            self._unknown_fields += connection.unknown_fields
 
     def _refusal(self, peer: Peer) -> ErrorReply | None:
         """Why the next client is not let in; counts those that are not."""

@@ -67,6 +67,7 @@ def report(
             "forbidden": server.forbidden,
             "idle_closed": server.idle_closed,
             "failed_accepts": server.failed_accepts,
+            "unknown_fields": server.unknown_fields,
         },
         "requests": dict(sorted(handlers.counters.items())),
         "evicted": {"objects": remover.evicted_objects, "bytes": remover.evicted_bytes},
