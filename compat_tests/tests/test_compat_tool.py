@@ -111,10 +111,13 @@ def test_a_daemon_of_the_future_that_says_more_passes(daemon: DaemonProcess) -> 
 
 def test_a_wire_that_is_asked_for_and_not_spoken_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     with running_daemon(DaemonOptions(extra=("--wire", "1.1"))) as held:
-        status, out = check(capsys, held.socket_path, "--wire", "2.0")
-    assert status == 1
+        assert main(["check", "--socket", held.socket_path, "--wire", "2.0"]) == 1
+    out, progress = capsys.readouterr()
+    assert progress.splitlines()[-1].endswith(" checks, 1 failed")
     assert "it speaks wire 1.1 and 2.0 was asked for" in out
     assert "check it with --wire 1.1" in out
+    assert '2 > {"action": "hello", "versions": ["1.0"' in out
+    assert '2 < {"status":"ERROR","error_message":"unknown action \'hello\'' in out
 
 
 def test_nothing_later_than_the_wire_that_is_asked_for_is_checked(

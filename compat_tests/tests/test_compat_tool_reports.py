@@ -9,14 +9,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from xml.etree import ElementTree as Xml
 
 import pytest
 
 from hypercache_compat.altered_replies import Altered, Fields
-from hypercache_compat.cli import main
+from hypercache_compat.cli import Progress, has_colours, main
 from hypercache_compat.conformance.report import as_json, as_junit, as_markdown, as_table, painted
-from hypercache_compat.conformance.suite import Outcome, Report, run
+from hypercache_compat.conformance.suite import CHECKS, Outcome, Report, Result, run
 from hypercache_compat.daemon_process import DaemonProcess
 from hypercache_compat.relay import relaying
 from hypercache_compat.seeded_faults import FAULTS
@@ -108,6 +109,49 @@ def test_colours_are_for_terminals_only(daemon: DaemonProcess, faulty_report: Re
     assert b"\x1b[32m" in on_terminal(words, environment | {"TERM": "xterm"})
     assert b"\x1b[32m" not in on_terminal(words, environment | {"TERM": "xterm", "NO_COLOR": "1"})
     assert "\x1b[31m" in as_table(faulty_report, painted)
+
+
+class Terminal(StringIO):
+    """What is written to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(stream: StringIO, *, is_quiet: bool = False) -> str:
+    """What is written of the progress of 20 checks, of which the second fails."""
+    with Progress(stream, is_quiet=is_quiet) as progress:
+        for number, check in enumerate(CHECKS[:20], 1):
+            outcome = Outcome.FAILED if number == 2 else Outcome.PASSED
+            progress.show(number, 20, Result(check, outcome))
+    return stream.getvalue()
+
+
+def test_progress_is_one_line_on_a_terminal_and_a_line_a_tenth_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    tenths = [f"{number} of 20 checks, 1 failed" for number in range(2, 21, 2)]
+    assert shown(StringIO()).splitlines() == tenths
+    steps = shown(Terminal()).split("\r\x1b[K")
+    assert len(steps) == 22, "what was there before is written over 20 times, and at last wiped away"
+    assert steps[2] == f"2 of 20 checks, 1 failed: {CHECKS[1].name}"
+    assert (steps[0], steps[-1]) == ("", "")
+    assert shown(Terminal(), is_quiet=True) == shown(StringIO(), is_quiet=True) == ""
+    monkeypatch.setenv("TERM", "dumb")
+    assert shown(Terminal()).splitlines() == tenths
+
+
+@pytest.mark.parametrize(
+    ("term", "no_color", "has"), [("xterm", "", True), ("xterm", "1", False), ("dumb", "", False)]
+)
+def test_a_terminal_has_colours_unless_it_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, term: str, no_color: str, has: bool
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    assert has_colours(Terminal()) is has
+    assert not has_colours(StringIO())
 
 
 def on_terminal(words: list[str], environment: dict[str, str]) -> bytes:

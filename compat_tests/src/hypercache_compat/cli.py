@@ -155,7 +155,7 @@ def _seconds(word: str) -> float:
 
 
 def _check(given: argparse.Namespace) -> int:
-    progress = _Progress(sys.stderr, is_quiet=given.quiet)
+    progress = Progress(sys.stderr, is_quiet=given.quiet)
     with progress, on_signals(interrupt):
         report = run(
             given.socket,
@@ -167,7 +167,7 @@ def _check(given: argparse.Namespace) -> int:
         )
     as_text = _FORMATS.get(given.format)
     if as_text is None:
-        paint = reports.painted if _has_colours(sys.stdout) else reports.plain
+        paint = reports.painted if has_colours(sys.stdout) else reports.plain
         sys.stdout.write(reports.as_table(report, paint))
     else:
         sys.stdout.write(as_text(report))
@@ -175,11 +175,12 @@ def _check(given: argparse.Namespace) -> int:
     return 0 if report.conforms else 1
 
 
-def _has_colours(stream: IO[str]) -> bool:
+def has_colours(stream: IO[str]) -> bool:
+    """Whether it is a terminal that shows colours, and the user has not turned them off."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-class _Progress:
+class Progress:
     """One line that is written over on a terminal; elsewhere a line for each tenth of the way."""
 
     def __init__(self, stream: IO[str], *, is_quiet: bool) -> None:
@@ -200,7 +201,7 @@ class _Progress:
             self._stream.write(f"{text}\n")
         self._stream.flush()
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -128,32 +128,38 @@ def run(
         Unreachable: no daemon answers there.
         Interrupted: KeyboardInterrupt came amid a check.
     """
-    offer = ask_offer(socket_path, timeout_s)
-    results: list[Result] = [] if wanted is None else [_spoken(offer, wanted)]
+    exchange = Exchange()
+    offer = _ask_offer(socket_path, timeout_s, exchange)
     chosen = [check for check in checks if check.since <= (wanted or LATEST)]
     prefix = f"{PREFIX}{secrets.token_hex(6)}/"
-    for number, check in enumerate(chosen, 1):
+    results: list[Result] = []
+
+    def note(result: Result) -> None:
+        results.append(result)
+        progress(len(results), len(chosen) + (wanted is not None), result)
+
+    if wanted is not None:
+        note(_spoken(offer, wanted, exchange))
+    for check in chosen:
         why_not = _not_offered(check, offer, may_purge, restart is not None)
         if why_not:
-            result = Result(check, Outcome.NOT_OFFERED, why_not)
+            note(Result(check, Outcome.NOT_OFFERED, why_not))
         else:
-            result = _run_one(check, Bench(socket_path, timeout_s, f"{prefix}{check.name}/", restart))
-        results.append(result)
-        progress(number, len(chosen), result)
+            note(_run_one(check, Bench(socket_path, timeout_s, f"{prefix}{check.name}/", restart)))
     return Report(socket_path, offer, tuple(results))
 
 
 # -- what the daemon offers ----------------------------------------------------------------------------
 
 
-def ask_offer(socket_path: str, timeout_s: float) -> Offer:
-    """What the daemon says of itself.
+def _ask_offer(socket_path: str, timeout_s: float, exchange: Exchange) -> Offer:
+    """What the daemon says of itself; `exchange` keeps the bytes.
 
     Raises:
         Unreachable: no daemon answers there.
     """
     try:
-        with Connection(socket_path, timeout_s, Exchange(), 0) as connection:
+        with Connection(socket_path, timeout_s, exchange, 1) as connection:
             pong = connection.ask_fields(action="ping")
     except OSError as error:
         raise Unreachable(f"{socket_path} cannot be connected to: {error.strerror or error}") from error
@@ -163,12 +169,13 @@ def ask_offer(socket_path: str, timeout_s: float) -> Offer:
     words = (
         frozenset(word for word in features if isinstance(word, str)) if isinstance(features, list) else ()
     )
-    return Offer(_spoken_version(socket_path, timeout_s, pong), frozenset(words), str(pong.get("daemon", "")))
+    version = _spoken_version(socket_path, timeout_s, exchange, pong)
+    return Offer(version, frozenset(words), str(pong.get("daemon", "")))
 
 
-def _spoken_version(socket_path: str, timeout_s: float, pong: Fields) -> WireVersion:
+def _spoken_version(socket_path: str, timeout_s: float, exchange: Exchange, pong: Fields) -> WireVersion:
     try:
-        with Connection(socket_path, timeout_s, Exchange(), 0) as connection:
+        with Connection(socket_path, timeout_s, exchange, 2) as connection:
             reply = connection.ask_fields(action="hello", versions=spoken(LATEST), name="hypercache-compat")
     except (CheckFailed, OSError):  # an old daemon may do anything with a hello
         reply = {}
@@ -195,7 +202,7 @@ def _not_offered(check: Check, offer: Offer, may_purge: bool, can_restart: bool)
     return ""
 
 
-def _spoken(offer: Offer, wanted: WireVersion) -> Result:
+def _spoken(offer: Offer, wanted: WireVersion, exchange: Exchange) -> Result:
     def spoken(_: Bench) -> None:
         """The daemon speaks the wire that was asked for."""
         expect(offer.version >= wanted, f"it speaks wire {offer.version} and {wanted} was asked for")
@@ -204,8 +211,10 @@ def _spoken(offer: Offer, wanted: WireVersion) -> Result:
         f"This daemon is older than you expect. It serves clients of wire {offer.version} and those who can "
         f"fall back to it; upgrade it, or check it with --wire {offer.version}."
     )
-    # The one check that needs no bench: what it looks at is already known.
-    return _run_one(Check("wire.spoken", spoken, means, WIRE_1_0), Bench("", 1.0, PREFIX))
+    # The one check that needs no daemon: what it looks at is already known.
+    bench = Bench("", 1.0, PREFIX)
+    bench.exchange = exchange
+    return _run_one(Check("wire.spoken", spoken, means, WIRE_1_0), bench)
 
 
 # -- one check -----------------------------------------------------------------------------------------
