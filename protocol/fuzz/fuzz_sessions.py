@@ -2,9 +2,10 @@
 
     make fuzz [SECONDS=60]
 
-The first byte of an input chooses the end and the wire and how the rest is cut into pieces. Whatever comes,
-a session gives events or a RemoteProtocolError, holds no more than it was fed, and answers what it read;
-anything else is a crash, and its input is written to the folder it was started in.
+The first byte of an input chooses the end, the wire and whether a client waits for the answer to its hello,
+and how the rest is cut into pieces. Whatever comes, a session gives events; a daemon's answers what it read,
+and a client's may raise a RemoteProtocolError. Anything else is a crash, and its input is written to the
+folder it was started in.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def _session(choice: int) -> Session:
     client, daemon = _greeted() if choice & 1 else (Session(Role.CLIENT), Session(Role.DAEMON))
     if choice & 2:
         return daemon
-    client.send_request(LocateMany(suffixes=("a", "b"), layouts=True) if choice & 1 else Locate(uri="a"))
+    on_lines = Hello(versions=("2.0",)) if choice & 4 else Locate(uri="a")
+    client.send_request(LocateMany(suffixes=("a", "b"), layouts=True) if choice & 1 else on_lines)
     return client
 
 
@@ -71,7 +73,7 @@ def one_input(data: bytes) -> None:
         return
     choice, rest = data[0], data[1:]
     session = _session(choice)
-    step = (choice >> 2) + 1
+    step = (choice >> 3) + 1
     try:
         for start in range(0, len(rest), step):
             session.receive_data(rest[start : start + step])
@@ -80,7 +82,8 @@ def one_input(data: bytes) -> None:
         session.receive_data(b"")
         _drain(session)
     except RemoteProtocolError:
-        return
+        if session.role is Role.DAEMON:  # which has events for all that its client may send
+            raise
 
 
 if __name__ == "__main__":
