@@ -102,6 +102,17 @@ def test_a_bad_buffer_fails_its_key_alone(scripted, driver, bad: object) -> None
     assert back == good
 
 
+def test_of_two_keys_with_one_buffer_one_is_loaded_and_the_other_stays_as_it_is(scripted, driver) -> None:
+    values = [b"1" * 5000, b"2" * 5000]
+    assert driver.store(["k", "l"], values).ok
+    back = bytearray(5000)
+    assert driver.load(["k", "l"], [back, back]) == [True, False]
+    assert back == values[0]
+    assert driver.count("loads", "bad_buffer") == 1
+    assert driver.exists(["k", "l"]) == [True, True]  # what overwrote the other was not taken for damage
+    assert driver.load(["l"], [back]) == [True]
+
+
 def test_a_read_only_buffer_can_be_stored_and_not_loaded(scripted, driver) -> None:
     assert driver.store(["k"], [b"12345678"]).ok
     assert driver.load(["k"], [b"\0" * 8]) == [False]

@@ -1,5 +1,6 @@
 """Sealed objects on the real daemon, held to an old wire, upgraded and held again: right bytes or a miss."""
 
+import errno
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from hypercache_compat import raw_wire
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
 from hypercache_connector import sealed_objects
 from hypercache_connector.keys import UriMapping
+from hypercache_connector.sealed_objects import SealedObject
 from hypercache_connector.sealing import body_bytes, seal, sealed_bytes
 
 MIB = 1 << 20
@@ -151,6 +153,28 @@ def test_on_an_old_daemon_mixed_sizes_come_back_as_they_were(
     assert status["bytes"] == {"stored": sum(SIZES), "loaded": sum(SIZES)}
     assert driver.delete(KEYS) == [True] * len(KEYS)
     assert driver.exists(KEYS) == [False] * len(KEYS)
+
+
+def test_an_object_without_memory_for_its_tail_fails_alone_each_way(
+    old: DaemonProcess, sealing: Sealing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, keys, sizes = sealing(old), KEYS[:3], SIZES[:3]
+
+    real = SealedObject.__init__
+
+    def scarce(self: SealedObject, uri_: str, payload_: Any) -> None:
+        if uri_ == uri(keys[1]):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        real(self, uri_, payload_)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SealedObject, "__init__", scarce)
+        assert not store(driver, keys, sizes)
+        assert driver.exists(keys) == [True, False, True]
+    assert store(driver, keys, sizes)
+    monkeypatch.setattr(SealedObject, "__init__", scarce)
+    assert load(driver, keys, sizes) == [True, False, True]
+    assert (driver.count("stores", "no_memory"), driver.count("loads", "no_memory")) == (1, 1)
 
 
 def test_what_lies_on_the_devices_is_the_payload_and_its_seal(old: DaemonProcess, sealing: Sealing) -> None:

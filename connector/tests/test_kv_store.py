@@ -1,6 +1,8 @@
 """The KVStore: right bytes or a miss, what it asks the daemon for, and what it refuses."""
 
+import errno
 import hashlib
+import mmap
 import os
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hypercache_connector import ConfigError, KVStore
+from hypercache_connector import ConfigError, KVStore, direct_io, kv_store
 from hypercache_connector import config as configuration
 from hypercache_connector.config import KVStoreConfig
 from hypercache_protocol import ErrorCode, SyncStatus, Tier
@@ -20,6 +22,7 @@ from hypercache_protocol.messages import (
     CommittedReply,
     CommitWrite,
     ErrorReply,
+    Evict,
     HitReply,
     Locate,
     Reply,
@@ -279,6 +282,70 @@ def test_no_memory_is_taken_for_a_size_that_is_only_claimed(scripted, store: KVS
     assert store.status()["loads"] == {"bad_layout": 1}
 
 
+def test_a_block_for_which_there_is_no_memory_is_a_miss_of_its_own(
+    store: KVStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = [payload("a", 5000), payload("b", 70_001), payload("c", 5000)]
+    assert store.put_many(["a", "b", "c"], blocks) == [True] * 3
+    real = kv_store.own_pages
+
+    def scarce(size_bytes: int) -> mmap.mmap:
+        if size_bytes > 5000:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return real(size_bytes)
+
+    monkeypatch.setattr(kv_store, "own_pages", scarce)
+    assert store.get_many(["a", "b", "c", "d"]) == [blocks[0], None, blocks[2], None]
+    assert store.status()["loads"] == {"ok": 2, "no_memory": 1, "absent": 1}
+    assert store.exists_many(["b"]) == [True]  # nothing is wrong with it
+
+
+def test_a_block_that_cannot_be_copied_out_is_a_miss_of_its_own(
+    store: KVStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scarce(view: memoryview) -> bytes:
+        if len(view) > 5000:
+            raise MemoryError
+        return bytes(view)
+
+    assert store.put_many(["a", "b"], [payload("a", 5000), payload("b", 70_001)]) == [True, True]
+    monkeypatch.setattr(kv_store, "bytes", scarce, raising=False)
+    assert store.get_many(["a", "b"]) == [payload("a", 5000), None]
+
+
+def test_a_chunk_without_memory_for_its_copy_fails_its_block_alone(
+    scripted, make: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make(default_tier="nvme", direct_io="on", read_workers=1, write_workers=1)
+    blocks = [payload("a", 5000), payload("b", 70_001)]
+
+    def scarce(size_bytes: int) -> mmap.mmap:
+        if size_bytes > 8192:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return mmap.mmap(-1, size_bytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(direct_io, "own_pages", scarce)
+        assert store.put_many(["a", "b"], [odd(block) for block in blocks]) == [True, False]
+    assert [evict.uri for evict in asked(scripted, Evict)] == ["hypercache://kv_cache/b.kv"]  # given back
+    assert store.put("b", blocks[1])
+    monkeypatch.setattr(direct_io, "_bounce", direct_io._Bounce())
+    monkeypatch.setattr(direct_io, "own_pages", scarce)
+    targets = [odd(bytes(len(block))) for block in blocks]
+    assert [got is not None for got in store.get_many(["a", "b"], targets)] == [True, False]
+    assert targets[0] == blocks[0]
+    status = store.status()
+    assert (status["stores"]["no_memory"], status["loads"]["no_memory"]) == (1, 1)
+    assert "healing" not in status
+
+
+def odd(block: bytes) -> memoryview:
+    """A writable copy that no page begins with."""
+    memory = memoryview(mmap.mmap(-1, len(block) + 1))[1:]
+    memory[:] = block
+    return memory
+
+
 def test_a_damaged_block_is_a_miss_and_the_next_put_heals_it(scripted, store: KVStore) -> None:
     data = [payload("a", 70_001), payload("b", 70_001)]
     assert store.put_many(["a", "b"], data) == [True, True]
@@ -288,6 +355,29 @@ def test_a_damaged_block_is_a_miss_and_the_next_put_heals_it(scripted, store: KV
     assert store.exists_many(["a", "b"]) == [False, True]
     assert store.put("a", data[0])
     assert store.get("a") == data[0]
+
+
+OVERLAPPING = {
+    "the same": lambda memory: (memory, memory),
+    "a part": lambda memory: (memory, memory[3:5]),
+    "a part first": lambda memory: (memory[3:5], memory),
+    "an end": lambda memory: (memory[:6], memory[5:]),
+}
+
+
+@pytest.mark.parametrize("name", list(OVERLAPPING))
+def test_targets_that_share_memory_are_refused_before_anything_is_read(store: KVStore, name: str) -> None:
+    memory = memoryview(bytearray(10))
+    targets = OVERLAPPING[name](memory)
+    with pytest.raises(ValueError, match=r"'[ab]': it shares memory with what '[ab]' is to fill: give each"):
+        store.get_many(["a", "c", "b"], [targets[0], bytearray(10), targets[1]])
+
+
+def test_targets_side_by_side_share_nothing(store: KVStore) -> None:
+    memory = memoryview(bytearray(6))
+    assert store.put_many(["a", "b", "empty"], [b"abc", b"def", b""]) == [True] * 3
+    assert None not in store.get_many(["b", "empty", "a"], [memory[3:], memory[1:1], memory[:3]])
+    assert memory == b"abcdef"
 
 
 def test_a_target_of_another_size_is_a_miss_that_is_counted(store: KVStore) -> None:

@@ -16,7 +16,7 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -69,6 +69,21 @@ class Buffer:
     def part(self, start: int, length: int) -> Part:
         """The `length` bytes from `start` on."""
         return Part(self.view[start : start + length], self.address + start)
+
+
+def sharing(buffers: Sequence[Buffer]) -> dict[int, int]:
+    """Of each buffer that has a byte in common with one before it in memory, its index and that one's."""
+    shared: dict[int, int] = {}
+    last, end = -1, 0
+    for index in sorted(range(len(buffers)), key=lambda index: buffers[index].address):
+        buffer = buffers[index]
+        if not buffer.size_bytes:
+            continue
+        if buffer.address < end:
+            shared[index] = last
+        if buffer.address + buffer.size_bytes > end:
+            last, end = index, buffer.address + buffer.size_bytes
+    return shared
 
 
 def require_contiguous(is_contiguous: bool) -> None:

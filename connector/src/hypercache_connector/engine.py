@@ -39,7 +39,12 @@ _ORDINARY = (ErrorCode.NO_SPACE, ErrorCode.STALE_STAGE, ErrorCode.NOT_STAGED, Er
 
 _UNVERIFIABLE = frozenset({Outcome.NO_CHECKSUM, Outcome.UNVERIFIABLE})
 
-_ERRORS = {errno.EIO: Outcome.IO_ERROR, errno.ENOSPC: Outcome.NO_SPACE, errno.EDQUOT: Outcome.NO_SPACE}
+_ERRORS = {
+    errno.EIO: Outcome.IO_ERROR,
+    errno.ENOSPC: Outcome.NO_SPACE,
+    errno.EDQUOT: Outcome.NO_SPACE,
+    errno.ENOMEM: Outcome.NO_MEMORY,
+}
 
 
 @dataclass(frozen=True)

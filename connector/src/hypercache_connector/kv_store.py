@@ -22,7 +22,7 @@ from hypercache_protocol import Tier
 from hypercache_protocol.fields import MAX_URI_BYTES, Uri
 
 from .config import KVStoreConfig, checked, find_socket
-from .direct_io import Buffer, own_pages
+from .direct_io import Buffer, own_pages, sharing
 from .engine import close_engine, located, open_engine, report, require_home
 from .layouts import Answer, Found, doubt_about
 from .memory import buffer_of
@@ -139,21 +139,21 @@ class KVStore:
 
         Args:
             out_tensors: one writable, contiguous memory of the CPU for each key, of exactly its block's size
-                in bytes. What one holds after a miss is undefined.
+                in bytes and none of it another one's. What one holds after a miss is undefined.
 
         Raises:
             TypeError, ValueError: a key or a memory can't be used; nothing was read.
         """
         uris = self._uris(block_keys)
         if out_tensors is not None:
-            buffers = _buffers("out_tensors", block_keys, out_tensors, writable=True)
+            buffers = _targets(block_keys, out_tensors)
             outcomes = load(self._engine, uris, buffers)
             return [out if outcome.good else None for out, outcome in zip(out_tensors, outcomes, strict=True)]
-        hits = [_sound(answer) for answer in located(self._engine, uris)]
-        buffers = [_room_for(hit) for hit in hits]
+        rooms = [_with_room(answer) for answer in located(self._engine, uris)]
+        hits, buffers = [hit for hit, _ in rooms], [buffer for _, buffer in rooms]
         outcomes = load_located(self._engine, uris, hits, buffers)
         return [
-            bytes(buffer.view) if outcome.good else None
+            self._taken(buffer) if outcome.good else None
             for buffer, outcome in zip(buffers, outcomes, strict=True)
         ]
 
@@ -216,6 +216,13 @@ class KVStore:
             raise TypeError("block_keys is a sequence of keys, not one key")
         return [self._uri(key) for key in block_keys]
 
+    def _taken(self, buffer: Buffer) -> bytes | None:
+        try:
+            return bytes(buffer.view)
+        except MemoryError:  # of this block alone: another one may be smaller
+            self._engine.log.note("memory", "no memory for a block of %d bytes", buffer.size_bytes)
+            return None
+
     def _uri(self, block_key: str) -> str:
         if not isinstance(block_key, str):
             raise TypeError(f"a block's key is a str, not {type(block_key).__name__}")
@@ -236,6 +243,16 @@ def _tier(word: str) -> Tier:
         raise ValueError(f"tier must be one of 'nvme', 'ram', not {word!r}") from None
 
 
+def _targets(block_keys: Sequence[str], out_tensors: Sequence[object]) -> list[Buffer]:
+    buffers = _buffers("out_tensors", block_keys, out_tensors, writable=True)
+    for one, other in sharing(buffers).items():
+        raise ValueError(
+            f"{block_keys[one][:80]!r}: it shares memory with what {block_keys[other][:80]!r} is to fill: "
+            "give each key memory of its own"
+        )
+    return buffers
+
+
 def _buffers(
     name: str, block_keys: Sequence[str], sources: Sequence[object], *, writable: bool
 ) -> list[Buffer]:
@@ -252,14 +269,14 @@ def _buffer(block_key: str, source: object, writable: bool) -> Buffer:
         raise kind(f"{block_key[:80]!r}: {error}") from None
 
 
-def _sound(answer: Answer) -> Answer:
-    """What was located, or the reason why it is a miss: no memory is taken on the say-so of a size alone."""
+def _with_room(answer: Answer) -> tuple[Answer, Buffer]:
+    """What was located, and memory for it, on pages of its own so that it moves past the page cache without a
+    copy. Or the reason why it is a miss: no memory is taken on the say-so of a size alone, and there may be
+    none to be had."""
     doubt = doubt_about(answer)
-    return answer if doubt is Outcome.OK else doubt
-
-
-def _room_for(hit: Answer) -> Buffer:
-    """Memory for what was located, on pages of its own so that it moves past the page cache without a copy;
-    none for a miss."""
-    size_bytes = hit.size_bytes if isinstance(hit, Found) else 0
-    return Buffer(own_pages(size_bytes) if size_bytes else bytearray(), writable=True)
+    size_bytes = answer.size_bytes if doubt is Outcome.OK and isinstance(answer, Found) else 0
+    try:
+        room = Buffer(own_pages(size_bytes) if size_bytes else bytearray(), writable=True)
+    except OSError:
+        return Outcome.NO_MEMORY, Buffer(bytearray(), writable=True)
+    return answer if doubt is Outcome.OK else doubt, room

@@ -56,6 +56,7 @@ class Outcome(str, Enum):
     TRANSFER_LATE = "transfer_late"
     QUEUE_FULL = "queue_full"
     BAD_BUFFER = "bad_buffer"
+    NO_MEMORY = "no_memory"
     CLOSED = "closed"
     INTERNAL_ERROR = "internal_error"
 

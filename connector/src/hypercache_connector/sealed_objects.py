@@ -45,6 +45,14 @@ class SealedObject:
         return Outcome.OK if whole else Outcome.SEAL_BROKEN
 
 
+def sealed_object(uri: str, payload: Buffer) -> SealedObject | Outcome:
+    """The object of this payload, or NO_MEMORY where there is none for its tail."""
+    try:
+        return SealedObject(uri, payload)
+    except OSError:
+        return Outcome.NO_MEMORY
+
+
 def needs_seal(answer: Answer, *, seals: bool) -> TypeGuard[Found]:
     """Whether only a seal could verify what was located, and seals are looked for."""
     return (

@@ -42,7 +42,7 @@ from .engine import (
 from .layouts import Answer, Chunk, ChunkTransfer, Found, Staged, doubt_about_stage, refusal, transfers
 from .outcomes import DaemonUnavailable, Outcome
 from .runs import Run, in_runs, mapped
-from .sealed_objects import SealedObject, doubt_about_object
+from .sealed_objects import SealedObject, doubt_about_object, sealed_object
 
 _VAIN = frozenset(
     {
@@ -54,6 +54,7 @@ _VAIN = frozenset(
         Outcome.IO_ERROR,
         Outcome.SHORT_TRANSFER,
         Outcome.NO_SPACE,
+        Outcome.NO_MEMORY,
         Outcome.TRANSFER_LATE,
         Outcome.DAEMON_REFUSED,
     }
@@ -180,15 +181,19 @@ def _stage(engine: Engine, writes: Sequence[_Write]) -> None:
     _stage_with(engine, writes, STORE_NEEDS)
     if engine.seals:
         old = [write for write in writes if write.outcome is Outcome.DAEMON_TOO_OLD]  # nothing was asked yet
-        for write, sealed in zip(old, engine.writers.map(_sealed, old, None), strict=True):
-            write.sealed = sealed
-            write.outcome = None if sealed else Outcome.CLOSED
+        skipped: SealedObject | Outcome = Outcome.CLOSED
+        for write, sealed in zip(old, engine.writers.map(_sealed, old, skipped), strict=True):
+            if isinstance(sealed, SealedObject):
+                write.sealed, write.outcome = sealed, None
+            else:
+                write.outcome = sealed
         _stage_with(engine, _going(old), ANY_DAEMON)
 
 
-def _sealed(write: _Write) -> SealedObject:
-    sealed = SealedObject(write.uri, write.buffer)
-    sealed.seal()
+def _sealed(write: _Write) -> SealedObject | Outcome:
+    sealed = sealed_object(write.uri, write.buffer)
+    if isinstance(sealed, SealedObject):
+        sealed.seal()
     return sealed
 
 

@@ -22,12 +22,12 @@ from hypercache_protocol.checksum import crc32
 from hypercache_protocol.messages import EvictedReply
 from hypercache_protocol.states import DIRTY
 
-from .direct_io import Buffer
+from .direct_io import Buffer, sharing
 from .engine import Engine, answered, asked, committed, count, located, transfer_failed
 from .layouts import Answer, ChunkTransfer, Found, chunks_of, refusal, transfers
 from .outcomes import Outcome
 from .runs import Run, in_runs, mapped
-from .sealed_objects import SealedObject, doubt_about_object, looked_up, needs_seal
+from .sealed_objects import SealedObject, doubt_about_object, looked_up, needs_seal, sealed_object
 
 __all__ = ["Engine", "delete", "load", "load_located", "lookup"]
 
@@ -65,9 +65,13 @@ def load(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> list
     """Fill each buffer with its uri's object; OK where the bytes in it were verified.
 
     Args:
-        buffers: one writable buffer per uri, of exactly the object's size (of its payload's, if sealed).
+        buffers: one writable buffer per uri, of exactly the object's size (of its payload's, if sealed). Of
+            two with a byte in common one is a BAD_BUFFER.
     """
-    return load_located(engine, uris, located(engine, uris), buffers)
+    hits = located(engine, uris)
+    for index in sharing(buffers):  # else each took the other's bytes for damage, or they left a mix of both
+        hits[index] = Outcome.BAD_BUFFER
+    return load_located(engine, uris, hits, buffers)
 
 
 def load_located(
@@ -79,11 +83,14 @@ def load_located(
         doubt_about_object(hit, uri, buffer.size_bytes, seals=engine.seals)
         for uri, hit, buffer in zip(uris, hits, buffers, strict=True)
     ]
-    sealed = {
-        index: SealedObject(uris[index], buffers[index])
-        for index, (hit, doubt) in enumerate(zip(hits, doubts, strict=True))
-        if doubt is Outcome.OK and needs_seal(hit, seals=engine.seals)
-    }
+    sealed: dict[int, SealedObject] = {}
+    for index, (hit, doubt) in enumerate(zip(hits, doubts, strict=True)):
+        if doubt is Outcome.OK and needs_seal(hit, seals=engine.seals):
+            made = sealed_object(uris[index], buffers[index])
+            if isinstance(made, SealedObject):
+                sealed[index] = made
+            else:
+                doubts[index] = made
     planned = [
         transfer
         for index, (hit, doubt) in enumerate(zip(hits, doubts, strict=True))
