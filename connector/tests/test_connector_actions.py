@@ -133,8 +133,26 @@ def test_no_daemon_is_no_refusal() -> None:
         ),
         (lambda client: client.commit_write("u", chunk_checksums=[-1]), "'chunk_checksums.0' is wrong"),
         (lambda client: client.record_telemetry("E", "u", 1, 1, 1.0, cpu=1.0), "has no field 'cpu'; it has"),
+        (lambda client: client.lookup(["u", "a\0"]), "uris: '1' is wrong: must not hold a NUL"),
+        (lambda client: client.lookup(["u", "\ud800"]), "uris: '1' is wrong: .*valid string"),
+        (lambda client: client.lookup(["", "u"]), "uris: '0' is wrong: .*at least 1 character"),
+        (lambda client: client.lookup(["a" * 8193]), "uris: '0' is wrong: must be at most 8192 bytes"),
+        (lambda client: client.lookup(["ä" * 4097]), "uris: '0' is wrong: must be at most 8192 bytes"),
+        (lambda client: client.lookup(["u", b"u"]), "uris: '1' is wrong: .*valid string"),
     ],
-    ids=["uri", "size", "tier", "checksum", "telemetry"],
+    ids=[
+        "uri",
+        "size",
+        "tier",
+        "checksum",
+        "telemetry",
+        "NUL",
+        "surrogate",
+        "empty",
+        "long",
+        "wide",
+        "bytes",
+    ],
 )
 def test_a_wrong_argument_is_named_in_one_sentence_and_nothing_is_sent(
     scripted, call: Callable[[Client], object], sentence: str
@@ -143,3 +161,15 @@ def test_a_wrong_argument_is_named_in_one_sentence_and_nothing_is_sent(
         call(client)
     assert "\n" not in str(caught.value)
     assert scripted.requests == []
+
+
+@pytest.mark.parametrize("ask", [Client.lookup, Client.locate_many, Client.evict_many])
+def test_one_uri_is_not_taken_for_as_many_as_it_has_letters(
+    scripted, ask: Callable[[Client, Any], object]
+) -> None:
+    with Client(scripted.socket_path, 10.0) as client:
+        with pytest.raises(TypeError, match="a sequence of uris, not one"):
+            ask(client, "hypercache://u")
+        assert ask(client, []) == []
+        assert scripted.requests == []
+        assert ask(client, iter(["hypercache://u"])) in ([Outcome.ABSENT], [None], [False])

@@ -1,5 +1,8 @@
 """The client: one deadline, no late reply for the wrong caller, nothing sent twice that may have arrived."""
 
+import copy
+import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -8,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hypercache_compat.waiting import wait_until
-from hypercache_connector import Client, DaemonUnavailable
+from hypercache_connector import Client, ConfigError, DaemonUnavailable
 from hypercache_connector.connection import WINDOW_BYTES, Connection, DeadBeforeSending
 from hypercache_connector.outcomes import Outcome
 from hypercache_protocol import SyncStatus
@@ -63,6 +67,51 @@ def failure(client: Client, requests: list[Request]) -> Outcome:
 
 
 # -- exchanges -----------------------------------------------------------------------------------------------
+
+
+def test_requests_that_can_be_had_only_once_are_sent_again_all_the_same(
+    scripted, make: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make()
+    client.exchange(locates(1))
+    scripted.stop()
+    scripted.start()
+    monkeypatch.setattr(Connection, "is_out_of_step", lambda self: False)  # it dies a moment later
+    assert client.exchange(iter(locates(3))) == [MissReply()] * 3
+    assert client.lookup(iter(["u1", "u2"])) == [Outcome.ABSENT] * 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"timeout_s": 0}, "Client: 'timeout_s' is wrong: Input should be greater than 0"),
+        ({"timeout_s": float("nan")}, "'timeout_s' is wrong"),
+        ({"timeout_s": float("inf")}, "'timeout_s' is wrong"),
+        ({"timeout_s": "5"}, "'timeout_s' is wrong"),
+        ({"probe_interval_s": -1}, "Client: 'probe_interval_s' is wrong"),
+        ({"socket_path": 5}, "Client: 'socket_path' is wrong"),
+        ({"socket_path": "/dev/null"}, "not a socket; give the daemon's --socket path"),
+        ({"socket_path": "/tmp/\ud800"}, "Client: 'socket_path' is wrong"),
+        ({"version": "1.1"}, "Client: 'version' is wrong: must be hypercache_protocol's for one of 1.0, 1.1"),
+        ({"version": (1, 1)}, "Client: 'version' is wrong"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_told_at_once_in_one_sentence(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)) as caught:
+        Client(**{"socket_path": "/nowhere/s"} | wrong)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_client_is_not_copied_but_made_anew(make: MakeClient, copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"a Client has connections .* make one in each process"):
+        copied(make())
+
+
+def test_a_path_is_a_path_to_the_socket_too(scripted) -> None:
+    with Client(Path(scripted.socket_path)) as client:
+        assert client.ping().features
 
 
 def test_replies_come_in_the_order_of_the_requests(scripted, make: MakeClient) -> None:

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 import hypercache_connector
 from hypercache_compat.daemon_process import DaemonProcess, running_daemon
 from hypercache_connector import KVStore, Outcome
-from hypercache_connector.config import Config, EngineConfig, KVStoreConfig, parse
+from hypercache_connector.config import ClientConfig, Config, EngineConfig, KVStoreConfig, parse
 from hypercache_connector.devices import COUNTS
 from hypercache_protocol.versions import LATEST
 
@@ -62,7 +62,7 @@ def shown_default(name: str, field: FieldInfo, page: Path) -> str:
 def test_every_parameter_has_a_row_with_its_unit_and_default_and_no_other_has(owner: str) -> None:
     page, model = PAGES[owner]
     rows = {row[0].strip("`"): row for row in table(page, "parameter")}
-    types = EngineConfig.__annotations__ | model.__annotations__
+    types = ClientConfig.__annotations__ | EngineConfig.__annotations__ | model.__annotations__
     assert sorted(rows) == sorted([*model.model_fields, *(ELSEWHERE if page is KV_STORE else ())])
     for name, field in model.model_fields.items():
         _, shown_unit, default, says = rows[name]

@@ -1,17 +1,21 @@
 """The KVStore: right bytes or a miss, what it asks the daemon for, and what it refuses."""
 
+import copy
 import errno
 import hashlib
 import mmap
 import os
+import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hypercache_connector import ConfigError, KVStore, direct_io, kv_store
@@ -104,6 +108,41 @@ def test_the_names_of_hypercache_io_are_the_same_methods() -> None:
     assert KVStore.put_kv_block is KVStore.put
     assert KVStore.get_kv_block is KVStore.get
     assert KVStore.exists_kv_block is KVStore.exists
+
+
+def test_keys_blocks_and_targets_may_come_from_anything_that_gives_them_once(store: KVStore) -> None:
+    assert store.put_many(iter(["a", "b"]), iter([b"1", b"2"])) == [True, True]
+    assert store.put_many({"c": 3}, {1: b"3"}.values()) == [True]
+    targets = [bytearray(1), bytearray(1)]
+    assert store.get_many(iter(["a", "b"]), iter(targets)) == [b"1", b"2"]
+    assert targets == [b"1", b"2"]
+    assert store.get_many(iter(["c"])) == [b"3"]
+    assert store.exists_many(iter("abcd")) == [True, True, True, False]
+    assert store.delete_many(iter("ab")) == [True, True]
+
+
+class Part(str, Enum):
+    """Keys as a program may name them."""
+
+    KEYS = "keys of layer 1"
+
+
+def test_a_member_of_an_enum_of_texts_is_its_text_in_every_python(scripted, store: KVStore) -> None:
+    assert store.put_many([Part.KEYS, "other"], [b"1", b"2"], pinned=np.True_) == [True, True]
+    assert store.get("keys of layer 1") == b"1"
+    assert store.get(Part.KEYS) == b"1"
+
+
+def test_a_path_is_a_path_to_the_socket_too(scripted) -> None:
+    with KVStore(Path(scripted.socket_path)) as store:
+        assert store.socket_path == scripted.socket_path
+        assert store.put("k", b"1")
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_store_is_not_copied_but_made_anew(store: KVStore, copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"a KVStore has threads .* make one in each process"):
+        copied(store)
 
 
 def test_empty_batches_ask_nobody(scripted, store: KVStore) -> None:
@@ -428,6 +467,13 @@ def test_deleting_tells_whether_the_block_is_gone(scripted, store: KVStore) -> N
         (lambda store: store.put("a", memoryview(b"xyz")[::2]), ValueError, "'a': its memory is not cont"),
         (lambda store: store.put_many(["a", "b"], [b"x"]), ValueError, "kv_data has 1 items for 2 keys"),
         (lambda store: store.put("a", b"x", "disk"), ValueError, "one of 'nvme', 'ram', not 'disk'"),
+        (lambda store: store.put("a", b"x", 5), ValueError, "one of 'nvme', 'ram', not 5"),
+        (
+            lambda store: store.put_many(["a", "b"], [b"x"] * 2, None, "no"),
+            TypeError,
+            "pinned must be True or",
+        ),
+        (lambda store: store.put("a", b"x", None, 1), TypeError, "pinned must be True or False, not 1"),
         (lambda store: store.get("a", b"xyz"), ValueError, "'a': its memory is read-only"),
         (lambda store: store.get_many(["a"], []), ValueError, "out_tensors has 0 items for 1 keys"),
         (lambda store: store.get("a\0"), ValueError, r"makes no uri: give one of at most 8192 bytes"),

@@ -10,12 +10,13 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from hypercache_protocol import ErrorCode, Tier
+from hypercache_protocol.fields import MAX_URI_BYTES, Uri
 from hypercache_protocol.messages import (
     AppendWrite,
     CommittedReply,
@@ -49,6 +50,8 @@ from .config import what_is_wrong
 
 _Reply = TypeVar("_Reply", bound=Reply)
 
+_URIS: TypeAdapter[list[str]] = TypeAdapter(list[Uri])
+
 
 class DaemonRefused(Exception):
     """The daemon answered that it did not carry out a request; `code` is its word for why, if it gave one."""
@@ -69,7 +72,7 @@ class Actions(ABC):
     """
 
     @abstractmethod
-    def exchange(self, requests: Sequence[Request], *, needs: frozenset[str] = frozenset()) -> list[Reply]:
+    def exchange(self, requests: Iterable[Request], *, needs: frozenset[str] = frozenset()) -> list[Reply]:
         """One reply for each request, in order."""
 
     # -- about the daemon --------------------------------------------------------------------------------
@@ -119,10 +122,10 @@ class Actions(ABC):
         reply = self._answered(Locate, uri=uri, auto_ingest=auto_ingest, tier=tier, pinned=pinned)
         return reply if isinstance(reply, HitReply) else None
 
-    def locate_many(self, uris: Sequence[str]) -> list[HitReply | None]:
+    def locate_many(self, uris: Iterable[str]) -> list[HitReply | None]:
         """Where each object lies, or None, in one exchange; nothing is fetched. `lookup` is quicker where no
         layouts are wanted."""
-        replies = self._each(Locate, [{"uri": uri, "auto_ingest": False} for uri in uris])
+        replies = self._each(Locate, [{"uri": uri, "auto_ingest": False} for uri in _listed(uris)])
         return [reply if isinstance(reply, HitReply) else None for reply in replies]
 
     def ingest(self, uri: str, tier: Tier | str | None = None, pinned: bool = False) -> HitReply:
@@ -143,11 +146,12 @@ class Actions(ABC):
         """Delete one object from the cache; whether it was there."""
         return isinstance(self._answered(Evict, uri=uri), EvictedReply)
 
-    def evict_many(self, uris: Sequence[str]) -> list[bool]:
+    def evict_many(self, uris: Iterable[str]) -> list[bool]:
         """Delete each object from the cache, in one exchange; whether it was there. One that the daemon
         refuses raises; the others are gone all the same."""
         return [
-            isinstance(reply, EvictedReply) for reply in self._each(Evict, [{"uri": uri} for uri in uris])
+            isinstance(reply, EvictedReply)
+            for reply in self._each(Evict, [{"uri": uri} for uri in _listed(uris)])
         ]
 
     def purge(self) -> None:
@@ -233,6 +237,39 @@ class Actions(ABC):
             if isinstance(reply, ErrorReply):
                 raise DaemonRefused(action.action, reply)
         return replies
+
+
+def checked_uris(uris: Iterable[str]) -> list[str]:
+    """All of them, each of which is one by the wire's rules.
+
+    Raises:
+        TypeError, ValueError: one is not.
+    """
+    listed = _listed(uris)
+    if not _are_plain(listed):
+        try:
+            _URIS.validate_python(listed)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            raise ValueError(what_is_wrong(first, "uris")) from None
+    return listed
+
+
+def _listed(uris: Iterable[str]) -> list[str]:
+    if isinstance(uris, str):
+        raise TypeError("uris is a sequence of uris, not one uri")
+    return list(uris)
+
+
+def _are_plain(uris: Sequence[str]) -> bool:
+    """Whether a look at all of them together finds nothing to look at in each, which takes ten times as
+    long."""
+    try:
+        together = "".join(uris)
+    except TypeError:
+        return False
+    lengths = list(map(len, uris)) or [1]
+    return together.isascii() and "\0" not in together and min(lengths) > 0 and max(lengths) <= MAX_URI_BYTES
 
 
 def _request(action: type[Request], fields: dict[str, object]) -> Request:

@@ -19,18 +19,18 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from hypercache_protocol import WIRE_1_1, WIRE_2_0, WireVersion
 from hypercache_protocol.batches import BatchRequest
 from hypercache_protocol.messages import Reply, Request
 from hypercache_protocol.versions import LATEST, RELEASED, features_of
 
-from .actions import Actions
+from .actions import Actions, checked_uris
 from .batching import spares_stored
-from .config import find_socket
+from .config import ClientConfig, ConfigError, checked, find_socket
 from .connection import Connection, DeadBeforeSending
 from .layouts import Answer
 from .outcomes import DaemonUnavailable, Outcome, logger
@@ -56,20 +56,32 @@ class Client(Actions):
         probe_interval_s: how often a daemon that stopped answering is tried in the background.
         on_new_instance: is called when another start of the daemon answers than before.
         version: the newest wire to speak; a daemon of an older one is spoken to in that.
+
+    Raises:
+        ConfigError: an argument is wrong. A daemon that is down is no error.
     """
 
     def __init__(
         self,
-        socket_path: str | None = None,
+        socket_path: str | os.PathLike[str] | None = None,
         timeout_s: float = 5.0,
         *,
         probe_interval_s: float = 1.0,
         on_new_instance: Callable[[], None] = _ignored,
         version: WireVersion = LATEST,
     ) -> None:
-        self.socket_path = find_socket() if socket_path is None else socket_path
-        self._timeout_s = timeout_s
-        self._probe_interval_s = probe_interval_s
+        given = {
+            "socket_path": find_socket() if socket_path is None else socket_path,
+            "timeout_s": timeout_s,
+            "probe_interval_s": probe_interval_s,
+        }
+        settings = checked(ClientConfig, given, "Client")
+        if not (isinstance(version, WireVersion) and version in RELEASED):
+            known = ", ".join(map(str, RELEASED))
+            raise ConfigError(f"Client: 'version' is wrong: must be hypercache_protocol's for one of {known}")
+        self.socket_path = settings.socket_path
+        self._timeout_s = settings.timeout_s
+        self._probe_interval_s = settings.probe_interval_s
         self._on_new_instance = on_new_instance
         self._version = version
         self._lock = threading.Lock()
@@ -85,7 +97,7 @@ class Client(Actions):
         self.features: frozenset[str] = frozenset()
         """What the daemon that answered last can do."""
 
-    def exchange(self, requests: Sequence[Request], *, needs: frozenset[str] = frozenset()) -> list[Reply]:
+    def exchange(self, requests: Iterable[Request], *, needs: frozenset[str] = frozenset()) -> list[Reply]:
         """One reply for each request, in order, all over one connection and within `timeout_s`.
 
         Args:
@@ -95,11 +107,10 @@ class Client(Actions):
             DaemonUnavailable: none of the requests may be taken for carried out, nor for not.
             LocalProtocolError: the wire can't carry one of the requests.
         """
-        return (
-            self._carried_out(lambda connection, by: connection.exchange(requests, by), needs)
-            if requests
-            else []
-        )
+        requests = list(requests)  # a generator would have none left for the second attempt
+        if not requests:
+            return []
+        return self._carried_out(lambda connection, by: connection.exchange(requests, by), needs)
 
     def ask(self, many: BatchRequest, *, needs: frozenset[str] = frozenset()) -> list[Answer]:
         """What came of each uri of a batch, in order, whatever wire the daemon speaks; all over one
@@ -115,12 +126,14 @@ class Client(Actions):
             needs |= {"unless_stored"}
         return self._carried_out(lambda connection, by: connection.ask(many, by), needs)
 
-    def lookup(self, uris: Sequence[str], *, needs: frozenset[str] = frozenset()) -> list[Outcome]:
+    def lookup(self, uris: Iterable[str], *, needs: frozenset[str] = frozenset()) -> list[Outcome]:
         """OK for each uri that a load could verify now, else why not; all within `timeout_s`.
 
         Raises:
             DaemonUnavailable, LocalProtocolError: as for `exchange`.
+            TypeError, ValueError: one of them is no uri; nothing was asked.
         """
+        uris = checked_uris(uris)
         return self._carried_out(lambda connection, by: connection.lookup(uris, by), needs) if uris else []
 
     def borrow(self, *, needs: frozenset[str] = frozenset()) -> Connection:
@@ -219,6 +232,12 @@ class Client(Actions):
             connection.close()
         if probing is not None and probing is not threading.current_thread():
             probing.join(self._timeout_s)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Client has connections of this process and cannot be copied or pickled: make one in each "
+            "process"
+        )
 
     def __enter__(self) -> Client:
         return self

@@ -63,21 +63,18 @@ def _wire_version(value: object) -> WireVersion:
     raise ValueError(f"must be one of {', '.join(repr(str(version)) for version in RELEASED)}")
 
 
-class EngineConfig(BaseModel):
-    """What connector and KVStore have in common, with defaults."""
+def _path(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+class ClientConfig(BaseModel):
+    """What everybody who talks to a daemon has in common, with defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    socket_path: str = SOCKET_PATH
-    direct_io: Annotated[DirectIo, _word(DirectIo)] = DirectIo.AUTO
-    wire: Annotated[WireVersion, BeforeValidator(_wire_version)] = LATEST
+    socket_path: Annotated[str, BeforeValidator(_path)] = SOCKET_PATH
     timeout_s: Seconds = 5.0
-    transfer_timeout_s: Seconds = 30.0
     probe_interval_s: Seconds = 1.0
-    close_timeout_s: Seconds = 10.0
-    read_workers: Threads = 16
-    write_workers: Threads = 16
-    write_share: Share = 0.2
 
     @field_validator("socket_path")
     @classmethod
@@ -86,6 +83,18 @@ class EngineConfig(BaseModel):
         if problem is not None:
             raise ValueError(problem)
         return socket_path
+
+
+class EngineConfig(ClientConfig):
+    """What connector and KVStore have in common, with defaults."""
+
+    direct_io: Annotated[DirectIo, _word(DirectIo)] = DirectIo.AUTO
+    wire: Annotated[WireVersion, BeforeValidator(_wire_version)] = LATEST
+    transfer_timeout_s: Seconds = 30.0
+    close_timeout_s: Seconds = 10.0
+    read_workers: Threads = 16
+    write_workers: Threads = 16
+    write_share: Share = 0.2
 
 
 class Config(EngineConfig):
@@ -117,7 +126,7 @@ class KVStoreConfig(EngineConfig):
     overwrite: bool = True
 
 
-_Config = TypeVar("_Config", bound=EngineConfig)
+_Config = TypeVar("_Config", bound=ClientConfig)
 
 
 def parse(adapter_params: Mapping[str, Any]) -> Config:
@@ -167,7 +176,7 @@ def what_is_wrong(error: ErrorDetails, where: str) -> str:
     return f"{where}: {name!r} is wrong: {wrong} (got {repr(error['input'])[:80]})"
 
 
-def _sentence(error: ErrorDetails, model: type[EngineConfig], where: str) -> str:
+def _sentence(error: ErrorDetails, model: type[ClientConfig], where: str) -> str:
     name = ".".join(str(part) for part in error["loc"])
     match error["type"], name:
         case "missing", "namespace":

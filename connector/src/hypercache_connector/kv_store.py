@@ -13,9 +13,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from os import PathLike
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from hypercache_protocol import Tier
@@ -55,7 +57,7 @@ class KVStore:
 
     def __init__(
         self,
-        socket_path: str | None = None,
+        socket_path: str | PathLike[str] | None = None,
         default_tier: str = "ram",
         prefer_gds: bool = True,
         write_through: bool = False,
@@ -63,15 +65,15 @@ class KVStore:
     ) -> None:
         if write_through:
             settings.setdefault("timeout_s", _WRITE_THROUGH_TIMEOUT_S)
-        self.socket_path = find_socket() if socket_path is None else socket_path
         self.prefer_gds = prefer_gds
         given = {
             **settings,
-            "socket_path": self.socket_path,
+            "socket_path": find_socket() if socket_path is None else socket_path,
             "default_tier": default_tier,
             "write_through": write_through,
         }
         checked_settings = checked(KVStoreConfig, given, "KVStore")
+        self.socket_path = checked_settings.socket_path
         self.default_tier = checked_settings.default_tier.value
         self.write_through = checked_settings.write_through
         self._engine = replace(
@@ -107,8 +109,8 @@ class KVStore:
 
     def put_many(
         self,
-        block_keys: Sequence[str],
-        kv_data: Sequence[object],
+        block_keys: Iterable[str],
+        kv_data: Iterable[object],
         tier: str | None = None,
         pinned: bool = False,
     ) -> list[bool]:
@@ -123,16 +125,13 @@ class KVStore:
         Raises:
             TypeError, ValueError: a key, a block or the tier can't be used; nothing was stored.
         """
-        uris = self._uris(block_keys)
-        return which_are_good(
-            store(
-                replace(self._engine, tier=_tier(tier or self.default_tier), pinned=pinned),
-                uris,
-                _buffers("kv_data", block_keys, kv_data, writable=False),
-            )
-        )
+        keys = _listed(block_keys)
+        uris = self._uris(keys)
+        buffers = _buffers("kv_data", keys, list(kv_data), writable=False)
+        where = replace(self._engine, tier=_tier(tier or self.default_tier), pinned=_flag("pinned", pinned))
+        return which_are_good(store(where, uris, buffers))
 
-    def get_many(self, block_keys: Sequence[str], out_tensors: Sequence[Any] | None = None) -> list[Any]:
+    def get_many(self, block_keys: Iterable[str], out_tensors: Iterable[Any] | None = None) -> list[Any]:
         """Each block as new bytes, or its item of `out_tensors` filled with it; None where it is a miss: the
         block is absent, only staged, without checksums, damaged, of another size than what is to be filled,
         or can't be read in time.
@@ -144,11 +143,12 @@ class KVStore:
         Raises:
             TypeError, ValueError: a key or a memory can't be used; nothing was read.
         """
-        uris = self._uris(block_keys)
+        keys = _listed(block_keys)
+        uris = self._uris(keys)
         if out_tensors is not None:
-            buffers = _targets(block_keys, out_tensors)
-            outcomes = load(self._engine, uris, buffers)
-            return [out if outcome.good else None for out, outcome in zip(out_tensors, outcomes, strict=True)]
+            outs = list(out_tensors)
+            outcomes = load(self._engine, uris, _targets(keys, outs))
+            return [out if outcome.good else None for out, outcome in zip(outs, outcomes, strict=True)]
         rooms = [_with_room(answer) for answer in located(self._engine, uris)]
         hits, buffers = [hit for hit, _ in rooms], [buffer for _, buffer in rooms]
         outcomes = load_located(self._engine, uris, hits, buffers)
@@ -157,22 +157,22 @@ class KVStore:
             for buffer, outcome in zip(buffers, outcomes, strict=True)
         ]
 
-    def exists_many(self, block_keys: Sequence[str]) -> list[bool]:
+    def exists_many(self, block_keys: Iterable[str]) -> list[bool]:
         """Whether a `get` of each could verify it now. It may be evicted before one: a miss.
 
         Raises:
             TypeError, ValueError: a key can't be used.
         """
-        return which_are_good(lookup(self._engine, self._uris(block_keys)))
+        return which_are_good(lookup(self._engine, self._uris(_listed(block_keys))))
 
-    def delete_many(self, block_keys: Sequence[str]) -> list[bool]:
+    def delete_many(self, block_keys: Iterable[str]) -> list[bool]:
         """Delete each block from the cache, pinned or not. True where there is none now, also where there was
         none before; False where the daemon could not be asked or refused.
 
         Raises:
             TypeError, ValueError: a key can't be used; nothing was deleted.
         """
-        outcomes = delete(self._engine, self._uris(block_keys))
+        outcomes = delete(self._engine, self._uris(_listed(block_keys)))
         return [outcome in (Outcome.OK, Outcome.ABSENT) for outcome in outcomes]
 
     # -- about it ----------------------------------------------------------------------------------------
@@ -197,6 +197,12 @@ class KVStore:
         if self._engine.is_at_home:
             close_engine(self._engine)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a KVStore has threads and connections of this process and cannot be copied or pickled: "
+            "make one in each process"
+        )
+
     def __enter__(self) -> KVStore:
         return self
 
@@ -212,8 +218,6 @@ class KVStore:
 
     def _uris(self, block_keys: Sequence[str]) -> list[str]:
         require_home(self._engine, "KVStore")
-        if isinstance(block_keys, str):
-            raise TypeError("block_keys is a sequence of keys, not one key")
         return [self._uri(key) for key in block_keys]
 
     def _taken(self, buffer: Buffer) -> bytes | None:
@@ -228,7 +232,10 @@ class KVStore:
             raise TypeError(f"a block's key is a str, not {type(block_key).__name__}")
         whole = block_key.startswith("hypercache://")
         try:
-            return _URI.validate_python(block_key if whole else f"{self.KV_URI_PREFIX}/{block_key}.kv")
+            # Not formatted: what a member of an enum of texts then is depends on the version of Python.
+            return _URI.validate_python(
+                block_key if whole else "".join((self.KV_URI_PREFIX, "/", block_key, ".kv"))
+            )
         except ValidationError:
             raise ValueError(
                 f"the key {block_key[:80]!r} makes no uri: give one of at most {MAX_URI_BYTES} bytes of "
@@ -236,9 +243,21 @@ class KVStore:
             ) from None
 
 
+def _listed(block_keys: Iterable[str]) -> list[str]:
+    if isinstance(block_keys, str):
+        raise TypeError("block_keys is a sequence of keys, not one key")
+    return list(block_keys)
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, not {value!r}"[:200])
+    return bool(value)
+
+
 def _tier(word: str) -> Tier:
     try:
-        return Tier(word.lower())
+        return Tier(word.lower() if isinstance(word, str) else word)
     except ValueError:
         raise ValueError(f"tier must be one of 'nvme', 'ram', not {word!r}") from None
 
