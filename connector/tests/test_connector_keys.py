@@ -51,7 +51,7 @@ def test_a_uri_gives_namespace_and_key_back(namespace: str, key: str) -> None:
     assert unquote(second, errors="surrogatepass") == key
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(st.tuples(awkward, awkward), st.tuples(awkward, awkward))
 def test_two_keys_never_share_a_uri(one: tuple[str, str], other: tuple[str, str]) -> None:
     same = UriMapping(one[0]).uri(one[1]) == UriMapping(other[0]).uri(other[1])
@@ -85,6 +85,7 @@ batches = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(shared=any_text, keys=batches)
 def test_a_batch_has_the_uris_of_its_keys(shared: str, keys: list[str]) -> None:
     mapping = UriMapping("n/s")
