@@ -26,7 +26,8 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(BENCHMARKS)
     yield importlib.import_module("eviction")
-    del sys.modules["eviction"]
+    for name in ("eviction", "cache_replay"):
+        del sys.modules[name]
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -130,6 +131,21 @@ def test_the_default_is_above_the_others_on_made_up_loads(
     assert all(each.usable <= each.blocks for each in found.values())
 
 
+@pytest.mark.parametrize("share", [0.05, 0.3])
+@pytest.mark.parametrize("name", ["LRU", "ARC", "GDSF", "return rate"])
+def test_the_daemons_own_cache_finds_what_the_policy_alone_does(
+    benchmark: ModuleType, traces: ModuleType, name: str, share: float
+) -> None:
+    trace = traces.made_up(4, 150)
+    capacity = int(share * len({block for batch in trace for block in batch}))
+    alone, through = (
+        benchmark.replay(benchmark.POLICIES[name](capacity), trace, capacity, through_cache=through_cache)
+        for through_cache in (False, True)
+    )
+    assert through == alone
+    assert through.blocks > 0
+
+
 @pytest.mark.parametrize("name", ["LRU", "ARC", "GDSF", "return rate"])
 def test_a_cache_that_holds_all_finds_all_that_was_there(
     benchmark: ModuleType, traces: ModuleType, name: str
@@ -182,6 +198,14 @@ def test_the_command_prints_hit_ratios_for_each_policy_and_size(tmp_path: Path) 
     for figures in table.values():
         assert figures == sorted(figures)
         assert figures[-1] == pytest.approx(without_end, abs=1e-4)
+
+
+def test_the_command_prints_the_same_through_the_daemons_cache(tmp_path: Path) -> None:
+    requests = [[0, number % 50 + 1, number + 1000] for number in range(300)]
+    path = write_trace(tmp_path / "t.jsonl", requests)
+    through = run(path, "--sizes", "10", "--through-cache")
+    assert (through.returncode, through.stderr) == (0, "")
+    assert through.stdout == run(path, "--sizes", "10").stdout
 
 
 def test_the_command_takes_a_part_of_the_trace(tmp_path: Path) -> None:
