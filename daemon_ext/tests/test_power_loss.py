@@ -2,8 +2,8 @@
 
 The catalog lies on a file system in a file, of which a copy has what was synced by then. That takes root;
 elsewhere the same tests lose nothing and prove less, which is said once, and under CI=true it is a failure.
-The devices lie in memory and lose nothing, which is the worst case: a row that comes back finds its blocks as
-their next owner left them.
+The devices lie in memory and lose nothing, unless a test says so, which is the worst case: a row that comes
+back finds its blocks as their next owner left them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from daemon_harness import MIB, Daemon, Message, eventually, pattern, read_layou
 from forked_daemons import BlockingClient, Forks, checked_status, small_pool
 
 from hypercache_compat import disks
+from hypercache_daemon import devices
 
 OLD, NEW = pattern(1, MIB), pattern(2, MIB)
 
@@ -103,7 +104,7 @@ def may_lose_power(request: pytest.FixtureRequest) -> bool:
 def machine(short_dir: Path, may_lose_power: bool, forks: Forks) -> Iterator[Machine]:
     made = Machine(short_dir, may_lose_power)
     made.state.mkdir()
-    with disks.on_a_file(made.state, short_dir / "image", 32 * MIB) if may_lose_power else nullcontext():
+    with disks.on_a_file(made.state, short_dir / "image", 64 * MIB) if may_lose_power else nullcontext():
         yield made
         forks.close()
 
@@ -159,4 +160,24 @@ def test_what_was_told_last_holds_after_a_power_loss(
         assert fetched(client, "durable") == (None if last is purge else OLD)
         casual = fetched(client, "casual")
         assert casual == (None if machine.loses else pattern(3, free_bytes)), "what nobody synced is lost"
+        checked_status(client)
+
+
+def test_the_first_commit_is_there_with_the_bytes_that_its_client_synced(
+    machine: Machine, forks: Forks
+) -> None:
+    arguments = [
+        *("--pool-dir", str(machine.state / "pool"), "--pool-size", str(34 * MIB), "--devices", "2"),
+        *("--ram-size", "0"),
+    ]
+    daemon = forks.start(machine.folder, arguments)
+    with daemon.connect() as client:
+        staged = client.ask("stage_write", uri="a", size_bytes=MIB)
+        write_layout(staged["chunk_layout"], NEW)
+        devices.sync(chunk["device"] for chunk in staged["chunk_layout"])
+        assert client.ask("commit_write", uri="a")["status"] == "WRITECOMMITTED"
+    daemon.kill()
+    machine.lose_power()
+    with forks.start(machine.folder, arguments).connect() as client:
+        assert fetched(client, "a") == NEW
         checked_status(client)
