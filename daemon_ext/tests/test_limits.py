@@ -6,8 +6,9 @@ import math
 import os
 import resource
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from frames import bits, framed
 from gated_backend import GatedBackend
 
 from hypercache_daemon import staging
+from hypercache_daemon.catalog_rows import Change
 
 PING = b'{"action": "ping"}\n'
 
@@ -195,6 +197,38 @@ async def test_while_the_backend_hangs_for_some_all_that_needs_none_is_answered(
         backend.gate.set()
         words = [(await client.receive())["status"] for client in (*readers, *writers)]
         assert words == ["HIT"] * 6 + ["WRITECOMMITTED"] * 6
+
+
+async def test_while_the_catalogs_disk_hangs_whoever_needs_nothing_of_it_is_answered(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, writes = threading.Event(), threading.Event()
+    async with running(short_dir) as daemon:
+        writers = [await daemon.connect() for _ in range(3)]
+        other = await daemon.connect()
+        await other.store("here", b"bytes")
+        await writers[1].stage("staged", b"bytes")
+        catalog = daemon.parts.store.catalog
+        apply = catalog._apply
+
+        def hangs(changes: Sequence[Change]) -> None:
+            writing.set()
+            assert writes.wait(DEADLINE_S)
+            apply(changes)
+
+        monkeypatch.setattr(catalog, "_apply", hangs)
+        await writers[0].send(line("stage_write", uri="new", size_bytes=1))
+        await writers[1].send(line("commit_write", uri="staged"))
+        await writers[2].send(line("evict", uri="here"))
+        await eventually(writing.is_set)
+        for _ in range(20):
+            assert (await other.ask("ping"))["status"] == "PONG"
+            assert await other.fetch("here") == b"bytes", "its removal is not durable yet"
+            assert (await other.ask("locate", uri="nowhere"))["status"] == "MISS"
+        assert not writes.is_set()
+        writes.set()
+        words = [(await client.receive())["status"] for client in writers]
+        assert words == ["WRITESTAGED", "WRITECOMMITTED", "EVICTED"]
 
 
 # -- objects -------------------------------------------------------------------------------------------
