@@ -331,6 +331,27 @@ def test_a_write_that_was_partly_taken_is_never_repeated(
     assert scripted.counted()["evict"] == 0
 
 
+def test_a_connection_that_dies_between_two_windows_has_nothing_of_the_first_sent_again(
+    scripted, make: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make()
+    client.exchange([Ping()])
+    windows: list[int] = []
+    real_send = Connection._send
+
+    def dying(self: Connection, data: memoryview, *, untouched: bool) -> int:
+        windows.append(len(data))
+        if len(windows) == 2:
+            scripted.drop_connections()
+            wait_until(self.is_out_of_step)
+        return real_send(self, data, untouched=untouched)
+
+    monkeypatch.setattr(Connection, "_send", dying)
+    assert failure(client, [Evict(uri=f"u{number}") for number in range(65)]) is Outcome.DAEMON_GONE
+    assert len(windows) == 2
+    assert scripted.counted()["evict"] == 64
+
+
 # -- replies that cannot be trusted --------------------------------------------------------------------------
 
 
