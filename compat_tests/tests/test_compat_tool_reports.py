@@ -38,7 +38,8 @@ def faulty_report(daemon: DaemonProcess) -> Report:
 def test_the_table_shows_what_was_seen_what_it_means_and_the_bytes(faulty_report: Report) -> None:
     table = as_table(faulty_report)
     part = table.split("\nlocate.hit failed\n")[1].split("\n\n")[0]
-    assert "seen      the reply to locate: the field 'object_size' is missing" in part
+    assert "seen      the reply to locate: the field 'object_size' is missing; no client can read" in part
+    assert "the check ends here" in part
     assert "Do not run this daemon" in " ".join(part.split())
     assert '1 > {"action":"locate"' in part
     assert '1 < {"status": "HIT"' in part

@@ -95,6 +95,7 @@ def given_up(bench: Bench) -> None:
         connection = bench.connect()
         found = connection.ask_fields(action="locate", uri=wanted_uri, auto_ingest=False)
         size = found.get("object_size")
+        expect(size is not None, "the answer to locate has no object_size, which tells whose answer it is")
         expect(size == 2, f"the answer about an object of 2 bytes speaks of an object of {size} bytes")
         connection.end()
         rest = connection.read_rest(1.0)

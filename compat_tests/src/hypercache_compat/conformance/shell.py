@@ -318,7 +318,7 @@ class Connection:
         try:
             event = self._session.next_event()
         except ProtocolError as error:
-            raise CheckFailed(str(error)) from error
+            raise CheckFailed(f"{error}; no client can read that, and the check ends here") from error
         if event is NEED_DATA:
             raise CheckFailed("the daemon answered with an id that no request had")
         assert isinstance(event, ReplyReceived), event
