@@ -167,7 +167,7 @@ def test_every_column_is_shown_as_the_values_in_it() -> None:
     )
 
 
-@pytest.mark.parametrize("depth", [100, 450, 900])
+@pytest.mark.parametrize("depth", [100, 450, 1000])
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a", b"\x81\x05", b"\x81\xc4\x01a"])
 def test_what_is_nested_deep_is_shown_or_said_to_be_too_deep(opening: bytes, depth: int) -> None:
     body = b"\x93\x01\xa2OK\x81\xa1x" + opening * depth + b"\xc0"

@@ -67,6 +67,7 @@ def test_a_restart_with_the_operators_command_passes(
     [
         ("true", "'true' did not end the daemon: a connection to it is still open"),
         ("echo no rights >&2; exit 3", "ended with status 3: no rights"),
+        ("exit 4", "'exit 4' ended with status 4: it said nothing"),
         ("exec sleep 30", "did not end within 0.3 s"),
     ],
 )
@@ -74,6 +75,7 @@ def test_a_command_that_restarts_nothing_is_told(daemon: DaemonProcess, command:
     with pytest.raises(CheckFailed) as failure:
         restart_with(command, daemon.socket_path, timeout_s=0.3)
     assert told in str(failure.value)
+    assert str(failure.value).endswith("the check ends here, and what a restart does was not seen")
 
 
 def test_a_daemon_that_does_not_come_back_is_told() -> None:

@@ -19,6 +19,7 @@ RESTART_S = 60.0
 
 _LOOK_AGAIN_S = 0.05
 _SHOWN_LETTERS = 200
+_NOT_SEEN = "the check ends here, and what a restart does was not seen"
 
 
 def restart_with(command: str, socket_path: str, timeout_s: float = RESTART_S) -> None:
@@ -34,7 +35,8 @@ def restart_with(command: str, socket_path: str, timeout_s: float = RESTART_S) -
             is_ended = old.read_body() is None
         except CheckFailed:
             is_ended = False
-        expect(is_ended, f"{command!r} did not end the daemon: a connection to it is still open")
+        still_open = f"{command!r} did not end the daemon: a connection to it is still open"
+        expect(is_ended, f"{still_open}; {_NOT_SEEN}")
     last_s = time.monotonic() + timeout_s
     while not _answers(socket_path, timeout_s):
         expect(time.monotonic() < last_s, f"no daemon answered within {timeout_s:g} s after {command!r}")
@@ -47,9 +49,9 @@ def _run(command: str, timeout_s: float) -> None:
             command, shell=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        raise CheckFailed(f"{command!r} did not end within {timeout_s:g} s") from None
-    said = ended.stderr.decode(errors="replace").strip()[-_SHOWN_LETTERS:]
-    expect(ended.returncode == 0, f"{command!r} ended with status {ended.returncode}: {said}")
+        raise CheckFailed(f"{command!r} did not end within {timeout_s:g} s; {_NOT_SEEN}") from None
+    said = ended.stderr.decode(errors="replace").strip()[-_SHOWN_LETTERS:] or "it said nothing"
+    expect(ended.returncode == 0, f"{command!r} ended with status {ended.returncode}: {said}; {_NOT_SEEN}")
 
 
 def _answers(socket_path: str, timeout_s: float) -> bool:
