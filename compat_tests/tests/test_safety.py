@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safety.check import Check, Failed
 from safety.checks import CHECKS
 from safety.report import markdown, table
 from safety.run import SHORT, sentence, with_its_fault
-from safety.scene import Scene, scene
+from safety.scene import Cell, Scene, scene
 
 from hypercache_compat.lmcache_scenarios.connector_faults import FAULTS
 from hypercache_compat.scenario_process import ScenarioProcess
@@ -135,6 +136,23 @@ def test_what_makes_no_sense_is_refused(
     with pytest.raises(SystemExit, match="2"):
         command.main(options)
     assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_without_options_each_release_meets_each_number_of_devices_in_each_tier(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[tuple[str, int, str]] = []
+
+    def noted(
+        cell: Cell, checks: Sequence[Check], _processes: object, _run: command.Run
+    ) -> Iterator[tuple[Check, str]]:
+        ran.append((cell.lmcache, cell.devices, cell.tier))
+        yield from ((check, "") for check in checks)
+
+    monkeypatch.setattr(command, "run_cell", noted)
+    assert command.main([]) == 0
+    assert ran == list(product(("0.5.5", "0.5.6"), (1, 2, 4), ("nvme", "ram")))
+    assert f"{12 * len(CHECKS)} passed, 0 failed" in capsys.readouterr().out
 
 
 def test_a_check_that_is_named_runs_however_long_it_takes() -> None:

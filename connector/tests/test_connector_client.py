@@ -457,6 +457,19 @@ def test_a_frozen_daemon_costs_one_deadline_and_then_nothing_for_a_while(scripte
     assert client.exchange(locates(1)) == [MissReply()]
 
 
+def test_an_exchange_has_its_deadline_and_no_more(make: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, real, told = make(timeout_s=7.0), Connection.exchange, []
+
+    def noted(connection: Connection, requests: list[Request], deadline: float) -> list[Reply]:
+        told.append(deadline)
+        return real(connection, requests, deadline)
+
+    monkeypatch.setattr(Connection, "exchange", noted)
+    before = time.monotonic()
+    client.exchange([Ping()])
+    assert before <= told[0] - 7.0 <= time.monotonic()
+
+
 def test_a_daemon_that_does_not_accept_is_frozen_too(folder: Path) -> None:
     path = str(folder / "s")
     with socket.socket(socket.AF_UNIX) as listener:

@@ -265,6 +265,7 @@ def test_what_a_load_reads_lets_writes_begin_that_wait_for_it(
     scripted, connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = connect(scripted.socket_path, write_share=0.5, write_workers=4)
+    driver.connector._engine.gate._patience_s = 2 * DEADLINE_S  # nothing begins but by what was read
     scripted.chunk_bytes = 4096
     assert driver.store(["k"], [bytearray(3 * 4096)]).ok
     reading, writing = Gate(monkeypatch, "preadv"), Gate(monkeypatch, "pwritev")

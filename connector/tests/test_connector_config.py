@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version as distribution_version
@@ -63,6 +64,32 @@ def test_good_parameters_are_taken_as_json_gives_them() -> None:
     assert parse(GOOD | {"wire": "1.1"}).wire == WIRE_1_1
     with pytest.raises(ValidationError):
         config.tier = Tier.NVME  # type: ignore[misc]
+
+
+def test_each_kind_of_work_has_as_many_threads_as_it_was_given(folder: Path) -> None:
+    given = {
+        "read_workers": 5,
+        "write_workers": 6,
+        "lookup_threads": 2,
+        "load_threads": 3,
+        "store_threads": 4,
+    }
+    before = set(threading.enumerate())
+    connector = HyperCacheConnector(namespace="n", socket_path=str(folder / "s"), **given)
+    begun = Counter(each.name.rpartition("-")[0] for each in set(threading.enumerate()) - before)
+    connector.close()
+    expected = {f"hypercache-{name.partition('_')[0]}": count for name, count in given.items()}
+    assert expected.items() <= begun.items()
+
+
+def test_the_engine_has_the_times_that_it_was_given(folder: Path) -> None:
+    given = {"timeout_s": 2.5, "probe_interval_s": 0.5, "transfer_timeout_s": 7.5, "close_timeout_s": 3.5}
+    connector = HyperCacheConnector(namespace="n", socket_path=str(folder / "s"), **given)
+    engine = connector._engine
+    connector.close()
+    client = engine.client
+    taken = (client._timeout_s, client._probe_interval_s, engine.transfer_timeout_s, engine.close_timeout_s)
+    assert taken == tuple(given.values())
 
 
 def test_a_socket_path_that_is_a_plain_file_is_refused(folder: Path) -> None:

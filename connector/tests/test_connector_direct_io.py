@@ -96,6 +96,34 @@ def test_direct_transfers_move_every_length_from_and_to_any_address(
         assert file.read(length) == payload
 
 
+def pages_in_cache(path: str, offset: int, size_bytes: int) -> int:
+    """How many of these bytes' pages the kernel keeps in its page cache."""
+    page_count = -(-size_bytes // mmap.PAGESIZE)
+    kept = (ctypes.c_ubyte * page_count)()
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), size_bytes, offset=offset) as pages:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), kept) == 0
+    return sum(each & 1 for each in kept)
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+@pytest.mark.parametrize("target", ["file_target", "block_target"])
+def test_what_moves_directly_is_not_in_the_page_cache_afterwards(
+    request: pytest.FixtureRequest, counters: Counters, target: str, shift: int
+) -> None:
+    path, offset, size_bytes = request.getfixturevalue(target), 20 * MIB, MIB
+    part, _ = part_of(size_bytes, shift)
+    with open(path, "r+b") as file:  # what others have read ahead of here
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    direct, cached = devices_in(DirectIo.ON, counters), devices_in(DirectIo.OFF, counters)
+    assert direct.write(path, Tier.NVME, part, offset) == size_bytes
+    assert direct.read(path, Tier.NVME, part, offset) == size_bytes
+    assert pages_in_cache(path, offset, size_bytes) == 0
+    assert cached.read(path, Tier.NVME, part, offset) == size_bytes
+    assert pages_in_cache(path, offset, size_bytes) == size_bytes // mmap.PAGESIZE
+
+
 def test_a_thread_s_first_transfer_needs_no_scratch_memory(file_target: str, counters: Counters) -> None:
     devices = devices_in(DirectIo.ON, counters)
     moved: list[int] = []

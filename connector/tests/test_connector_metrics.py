@@ -33,12 +33,15 @@ def test_a_page_has_what_the_status_has(scripted2, connect) -> None:
     driver = connect(scripted2.socket_path, namespace="of this test")
     assert driver.store(["a", "b"], [bytearray(5), bytearray(6)]).ok
     assert driver.exists(["a", "c"]) == [True, False]
+    assert driver.load(["a", "b"], [bytearray(5), bytearray(7)]) == [True, False]
+    assert driver.delete(["a", "c"]) == [True, True]
     shown, status = page(), driver.connector.status()
     keys = shown["hypercache_connector_keys_total"]
-    for operation in ("stores", "lookups"):
+    for operation in ("stores", "lookups", "loads", "deletes"):
         for outcome, count in status[operation].items():
             assert keys["of this test", operation, outcome] == count
     assert keys["of this test", "lookups", "absent"] == 1
+    assert keys["of this test", "loads", "wrong_size"] == 1
     events = shown["hypercache_connector_events_total"]
     assert events["of this test", "bytes", "stored"] == 11
     now = shown["hypercache_connector_now"]

@@ -8,9 +8,11 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from hypercache_connector import storing
 from hypercache_connector.direct_io import own_pages
 from hypercache_connector.keys import UriMapping
 from hypercache_protocol import ErrorCode, SyncStatus
@@ -387,7 +389,12 @@ def fail_once_on(path: str, number: int, monkeypatch: pytest.MonkeyPatch, name: 
 
 @pytest.mark.parametrize(
     ("number", "counter"),
-    [(errno.EIO, "io_error"), (errno.ENOSPC, "no_space"), (errno.ENXIO, "device_failed")],
+    [
+        (errno.EIO, "io_error"),
+        (errno.ENOSPC, "no_space"),
+        (errno.EDQUOT, "no_space"),
+        (errno.ENXIO, "device_failed"),
+    ],
 )
 def test_a_write_that_fails_is_that_key_s_failure_alone_and_leaves_nothing_staged(
     scripted, driver, monkeypatch: pytest.MonkeyPatch, number: int, counter: str
@@ -453,6 +460,27 @@ def test_chunks_that_have_not_begun_when_time_is_up_are_given_up(scripted, conne
     assert time.monotonic() - began < 5
     assert driver.count("loads", "transfer_late") == 1
     assert driver.exists(["many"]) == [True]
+
+
+def test_chunks_of_a_store_that_have_not_begun_when_time_is_up_are_given_up_too(
+    scripted, connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = connect(scripted.socket_path, transfer_timeout_s=30, write_workers=1)
+    scripted.chunk_bytes = 4096
+    now, written, real = [0.0], [], os.pwritev
+
+    def slow(descriptor: int, pieces: list[memoryview], offset: int) -> int:
+        written.append(offset)
+        now[0] += 31
+        return real(descriptor, pieces, offset)
+
+    monkeypatch.setattr(os, "pwritev", slow)
+    monkeypatch.setattr(storing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    unaligned = memoryview(own_pages(40 * 4096 + 1))[1:]
+    assert driver.store(["k"], [unaligned]).error == "transfer_late: 1"
+    assert len(written) <= 2  # its one thread, and the one that waits for it
+    assert scripted.objects == {}
+    assert scripted.counted()["evict"] == 1  # what was staged is given back
 
 
 # -- faults of the daemon ------------------------------------------------------------------------------------
@@ -641,7 +669,7 @@ def test_ram_chunks_are_read_at_their_offset(scripted, connect) -> None:
 
 
 def test_all_devices_have_work_from_the_first_chunk_on(scripted, connect, monkeypatch) -> None:
-    driver = connect(scripted.socket_path, write_workers=1, store_threads=1)
+    driver = connect(scripted.socket_path, write_workers=1, store_threads=1, read_workers=1, load_threads=1)
     scripted.chunk_bytes = 4096
     half = 10 * 4096
 
@@ -657,19 +685,24 @@ def test_all_devices_have_work_from_the_first_chunk_on(scripted, connect, monkey
         return staged
 
     order: list[str] = []
-    real = os.pwritev
 
-    def note(descriptor: int, pieces: list[memoryview], offset: int) -> int:
-        order.append(path_of(descriptor))
-        return real(descriptor, pieces, offset)
+    def noted(move: Callable[..., int]) -> Callable[..., int]:
+        def note(descriptor: int, pieces: list[memoryview], offset: int) -> int:
+            order.append(path_of(descriptor))
+            return move(descriptor, pieces, offset)
+
+        return note
 
     scripted.change = one_device_after_the_other
-    monkeypatch.setattr(os, "pwritev", note)
+    for name in ("pwritev", "preadv"):
+        monkeypatch.setattr(os, name, noted(getattr(os, name)))
     # Whole pages would be moved in runs, by one thread each.
     unaligned = memoryview(own_pages(2 * half + 1))[1:]
     assert driver.store(["k"], [unaligned]).ok
-    assert len(order) == 20
-    assert all(set(order[: count * 2]) == set(scripted.devices) for count in range(2, 10))
+    assert driver.load(["k"], [unaligned]) == [True]
+    assert len(order) == 40
+    for one_way in (order[:20], order[20:]):
+        assert all(set(one_way[: count * 2]) == set(scripted.devices) for count in range(2, 10))
 
 
 def test_status_counts_and_shows_what_matters(scripted, driver) -> None:
@@ -683,6 +716,27 @@ def test_status_counts_and_shows_what_matters(scripted, driver) -> None:
     assert status["daemon"]["breaker_open"] is False
     assert status["pending"] == 0
     assert set(status["waiting"]) == {"lookup", "load", "store", "delete"}
+
+
+def test_a_file_system_that_refuses_direct_io_costs_no_byte_and_is_in_the_status(
+    scripted, connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_open = os.open
+
+    def refusing(path: str, flags: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no O_DIRECT here")
+        return real_open(path, flags)
+
+    monkeypatch.setattr(os, "open", refusing)
+    driver = connect(scripted.socket_path, direct_io="on")
+    data, back = payloads([5 * MIB]), empty([5 * MIB])
+    assert driver.store(["k"], data).ok
+    assert driver.load(["k"], back) == [True]
+    assert back == data
+    status = driver.connector.status()
+    assert status["devices_refusing_direct_io"] == scripted.devices
+    assert status["transfers"] == {"fallback": 4, "buffered": 4}
 
 
 @pytest.mark.parametrize("workers", [1, 16])

@@ -3,10 +3,13 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -288,3 +291,51 @@ def test_a_batch_of_10000_keys(daemon: DaemonProcess, connect, wire: str) -> Non
     assert [number for number, found in enumerate(driver.exists(keys)) if found] == list(
         range(0, 10_000, 1000)
     )
+
+
+_STORING = """
+import os, sys, threading
+from hypercache_connector import HyperCacheConnector
+
+writing = threading.Event()
+
+def hang(descriptor, pieces, offset):
+    writing.set()
+    threading.Event().wait()
+
+os.pwritev = hang
+connector = HyperCacheConnector(socket_path=sys.argv[1], namespace="n")
+connector.submit_batch_set([sys.argv[2]], [bytearray(1000)])
+assert writing.wait(30)
+child = os.fork()
+if child == 0:
+    threading.Event().wait()
+print(child, flush=True)
+if sys.argv[2] == "terminated":
+    threading.Event().wait()
+"""
+
+
+def test_a_process_that_goes_amid_a_store_leaves_its_staged_write_no_longer_than_that_lives() -> None:
+    """One by SIGTERM, one by coming to its end; of each a forked child lives on, with all its descriptors."""
+    options = DaemonOptions(pool_size="64MiB", pool_devices=1, extra=("--stage-expiry-s", "0.3"))
+    keys, children = ("terminated", "over"), []
+    with running_daemon(options) as daemon, ExitStack() as held:
+        made = []
+        for key in keys:
+            words = [sys.executable, "-c", _STORING, daemon.socket_path, key]
+            made.append(held.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True)))
+        for process in made:
+            assert process.stdout is not None
+            children.append(int(process.stdout.readline()))
+            held.callback(os.kill, children[-1], signal.SIGKILL)
+        made[0].terminate()
+        assert [process.wait(DEADLINE_S) for process in made] == [-signal.SIGTERM, 0]
+        for key in keys:
+            wait_until(partial(_says, daemon, f"of hypercache://lmcache/v1/n/{key} expired"))
+        with daemon.connect() as client:
+            assert client.ask("get_status")["pools"]["nvme"]["staged_bytes"] == 0
+
+
+def _says(daemon: DaemonProcess, words: str) -> bool:
+    return words in daemon.log_text()

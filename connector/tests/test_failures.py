@@ -9,9 +9,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import failures.__main__ as command
 import pytest
@@ -21,6 +23,8 @@ from failures.run import Hosts, Row, run
 from failures.scenarios import SCENARIOS, Scenario
 from failures.systems import FS_NATIVE, HYPERCACHE, SYSTEMS, Setup, Site, System
 
+from hypercache_compat.daemon_process import DaemonProcess
+from hypercache_compat.raw_wire import Message
 from hypercache_compat.stopping import STOPPED
 from hypercache_compat.waiting import wait_until
 
@@ -28,6 +32,7 @@ SOAK_S = float(os.environ.get("SOAK_SECONDS", "8"))
 SOAK_PER_SECOND = 12.0
 """So slow that beside other tests it takes a fifth of a core."""
 
+PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
 QUICK = [
     "SIGKILL of the daemon during commits",
     "SIGSTOP for half a deadline, then SIGCONT",
@@ -190,6 +195,23 @@ def test_only_hypercaches_bad_rows_fail_the_run(
     assert "| an earthquake | not run: that takes a planet |" in output
 
 
+def test_the_page_has_a_row_of_each_scenario_with_each_system_that_it_applies_to() -> None:
+    table = [
+        [cell.strip() for cell in line.split("|")[1:4]]
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("| ") and line.count("|") == 9
+    ]
+    rows = table[2:]  # below the head
+    shown = {title: [row for row in rows if row[0] == title] for title, *_ in rows}
+    assert list(shown) == [each.title for each in SCENARIOS]
+    for each in SCENARIOS:
+        ran = [system for system, futures in (row[1:] for row in shown[each.title]) if futures.isdecimal()]
+        assert ran == [system.name for system in each.applies_to]
+        others = [system.name for system in SYSTEMS if system not in each.applies_to]
+        left_out = [row[1:] for row in shown[each.title] if not row[2].isdecimal()]
+        assert left_out == ([[", ".join(others), "does not apply"]] if others else [])
+
+
 def test_scenarios_are_many_and_have_names_of_their_own() -> None:
     assert len({each.title for each in SCENARIOS}) == len(SCENARIOS) >= 26
     assert set(QUICK) <= {each.title for each in SCENARIOS}
@@ -206,6 +228,46 @@ def test_growth_beyond_the_bound_is_seen(last: int, is_good: bool) -> None:
     assert descriptors.is_good == is_good
     assert soak.Result(growth=[descriptors, memory]).is_good == is_good
     assert soak.most_grown([[descriptors], [soak.Growth("more", 0, 500, 500, 1)]])[0].what == "more"
+
+
+def pool_with(**parts_bytes: int) -> Site:
+    """A site whose daemon says that the blocks of its pool are whose these bytes are, of 10."""
+    pool = {f"{part}_bytes": parts_bytes.get(part, 0) for part in soak.PARTS} | {"total_bytes": 10}
+
+    class Told(Site):
+        def status(self) -> Message:
+            return {"evicted": {"objects": 2}, "pools": {"nvme": pool}}
+
+    daemon = SimpleNamespace(connect=lambda: nullcontext(SimpleNamespace(ask=lambda action: {})))
+    return Told({}, Path(), daemon_process=cast(DaemonProcess, daemon))
+
+
+@pytest.mark.parametrize(("used", "problems"), [(7, 0), (6, 1), (8, 1)], ids=["right", "lost", "twice"])
+def test_blocks_that_do_not_add_up_are_a_problem_of_the_soak(used: int, problems: int) -> None:
+    result = soak.Result()
+    soak._note(pool_with(free=1, used=used, staged=1, quarantined=1), result)
+    assert result.evictions == 2
+    assert len(result.problems) == problems
+
+
+@pytest.mark.parametrize(
+    ("parts_bytes", "words"),
+    [
+        ({"free": 10}, []),
+        ({"free": 9, "used": 1}, ["all is free after a purge"]),
+        ({"free": 9, "staged": 1}, ["what was staged expired", "all is free after a purge"]),
+    ],
+    ids=["nothing left", "an object that no purge takes", "a staged write that never expires"],
+)
+def test_blocks_that_never_come_free_are_a_problem_of_the_soak(
+    parts_bytes: dict[str, int], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak, "BLOCKS_AT_REST_S", 0.02)
+    result = soak.Result()
+    soak._check_blocks(pool_with(**parts_bytes), result)
+    assert len(result.problems) == len(words)
+    assert all(word in problem for word, problem in zip(words, result.problems, strict=True))
+    assert result.is_good == (not words)
 
 
 def test_a_footprint_is_that_of_the_process_that_was_named() -> None:
