@@ -294,7 +294,7 @@ def test_a_batch_of_10000_keys(daemon: DaemonProcess, connect, wire: str) -> Non
 
 
 _STORING = """
-import os, sys, threading
+import os, signal, sys, threading
 from hypercache_connector import HyperCacheConnector
 
 writing = threading.Event()
@@ -304,38 +304,42 @@ def hang(descriptor, pieces, offset):
     threading.Event().wait()
 
 os.pwritev = hang
+other = os.fork()
+key = "over" if other else "terminated"
 connector = HyperCacheConnector(socket_path=sys.argv[1], namespace="n")
-connector.submit_batch_set([sys.argv[2]], [bytearray(1000)])
+connector.submit_batch_set([key], [bytearray(1000)])
 assert writing.wait(30)
 child = os.fork()
 if child == 0:
     threading.Event().wait()
-print(child, flush=True)
-if sys.argv[2] == "terminated":
+print(key, os.getpid(), child, flush=True)
+if key == "terminated":
     threading.Event().wait()
+assert os.waitpid(other, 0)[1] == signal.SIGTERM
 """
 
 
 def test_a_process_that_goes_amid_a_store_leaves_its_staged_write_no_longer_than_that_lives() -> None:
     """One by SIGTERM, one by coming to its end; of each a forked child lives on, with all its descriptors."""
     options = DaemonOptions(pool_size="64MiB", pool_devices=1, extra=("--stage-expiry-s", "0.3"))
-    keys, children = ("terminated", "over"), []
+    words = [sys.executable, "-c", _STORING]
     with running_daemon(options) as daemon, ExitStack() as held:
-        made = []
-        for key in keys:
-            words = [sys.executable, "-c", _STORING, daemon.socket_path, key]
-            made.append(held.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True)))
-        for process in made:
-            assert process.stdout is not None
-            children.append(int(process.stdout.readline()))
-            held.callback(os.kill, children[-1], signal.SIGKILL)
-        made[0].terminate()
-        assert [process.wait(DEADLINE_S) for process in made] == [-signal.SIGTERM, 0]
-        for key in keys:
-            wait_until(partial(_says, daemon, f"of hypercache://lmcache/v1/n/{key} expired"))
+        process = held.enter_context(
+            subprocess.Popen([*words, daemon.socket_path], stdout=subprocess.PIPE, text=True)
+        )
+        assert process.stdout is not None
+        storing = {}
+        for _ in range(2):
+            key, pid, child = process.stdout.readline().split()
+            storing[key] = int(pid)
+            held.callback(os.kill, int(child), signal.SIGKILL)
+        os.kill(storing["terminated"], signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+        for key in ("terminated", "over"):
+            wait_until(partial(says, daemon, f"of hypercache://lmcache/v1/n/{key} expired"))
         with daemon.connect() as client:
             assert client.ask("get_status")["pools"]["nvme"]["staged_bytes"] == 0
 
 
-def _says(daemon: DaemonProcess, words: str) -> bool:
+def says(daemon: DaemonProcess, words: str) -> bool:
     return words in daemon.log_text()
