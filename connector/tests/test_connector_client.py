@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hypercache_compat.waiting import wait_until
-from hypercache_connector import Client, ConfigError, DaemonUnavailable
+from hypercache_connector import Client, ConfigError, DaemonUnavailable, dialing
 from hypercache_connector.connection import WINDOW_BYTES, Connection, DeadBeforeSending
 from hypercache_connector.outcomes import Outcome
 from hypercache_protocol import SyncStatus
@@ -484,6 +484,21 @@ def test_a_daemon_that_does_not_accept_is_frozen_too(folder: Path) -> None:
         client.close()
         for filler in fillers:
             filler.close()
+
+
+def test_a_daemon_that_does_not_accept_yet_is_tried_again_ever_less_often(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float | None] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            return False
+
+    monkeypatch.setattr(dialing, "_accepted", lambda *_: len(waited) == 7)
+    dialing.connected(str(folder / "s"), time.monotonic() + DEADLINE_S, Stop()).close()
+    assert waited == [0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.1]
 
 
 def test_a_probe_that_goes_wrong_does_not_leave_the_breaker_open_for_ever(scripted, make: MakeClient) -> None:

@@ -8,7 +8,9 @@ import time
 
 from .outcomes import DaemonUnavailable, Outcome
 
-_RETRY_S = 0.01
+_FIRST_RETRY_S = 0.005
+_LONGEST_RETRY_S = 0.1
+"""A daemon that comes back to a full backlog is left in peace by those who wait longest."""
 
 
 def connected(socket_path: str, deadline: float, stop: threading.Event) -> socket.socket:
@@ -26,9 +28,12 @@ def connected(socket_path: str, deadline: float, stop: threading.Event) -> socke
         raise DaemonUnavailable(Outcome.DAEMON_GONE, f"no socket to be had: {error.strerror}") from None
     try:
         connecting.setblocking(False)
+        retry_s = _FIRST_RETRY_S
         while not _accepted(connecting, socket_path):
-            if time.monotonic() >= deadline or stop.wait(_RETRY_S):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or stop.wait(min(retry_s, left_s)):
                 raise DaemonUnavailable(Outcome.DAEMON_LATE, "the daemon does not accept connections")
+            retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
     except BaseException:
         connecting.close()
         raise
