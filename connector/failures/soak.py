@@ -166,10 +166,14 @@ def soak(process: ScenarioProcess, seconds: float, per_second: float, seed: int)
         _count(load, result)
         _check_blocks(site, result)
         load.close()
-        left = footprint(process.pid).descriptors - before.descriptors
-        if left > 0:
-            result.problems.append(f"{left} descriptors are open still after the adapter was closed")
+        check_closed(before.descriptors, footprint(process.pid).descriptors, result)
         return result
+
+
+def check_closed(before: int, after: int, result: Result) -> None:
+    """Of the descriptors that a process had before the adapter was made and after it was closed."""
+    if after > before:
+        result.problems.append(f"{after - before} descriptors are open still after the adapter was closed")
 
 
 def _go_on(site: Site, load: Load, seconds: float, result: Result) -> None:

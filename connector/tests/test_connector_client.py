@@ -450,7 +450,7 @@ def test_a_frozen_daemon_costs_one_deadline_and_then_nothing_for_a_while(scripte
     assert failure(client, locates(1)) is Outcome.DAEMON_LATE
     began = time.monotonic()
     assert {failure(client, locates(1)) for _ in range(100)} == {Outcome.BREAKER_OPEN}
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 10  # a hundred deadlines are 50 s
     assert client.breaker_open
     scripted.thaw()
     wait_until(lambda: not client.breaker_open)

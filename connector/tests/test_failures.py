@@ -8,18 +8,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import failures.__main__ as command
 import pytest
 from failures import soak
 from failures.load import KINDS, Load
 from failures.run import Hosts, Row, run
+from failures.run import _row as row_of
 from failures.scenarios import SCENARIOS, Scenario
 from failures.systems import FS_NATIVE, HYPERCACHE, SYSTEMS, Setup, Site, System
 
@@ -174,6 +176,53 @@ def test_each_thing_that_must_not_be_makes_a_row_bad(bad: Row) -> None:
     assert not bad.is_good
 
 
+class EndedLoad:
+    """What is told of a load once it has ended: its counts then, those that come while its keys are stored,
+    found and loaded once more, and the keys with which that can't be done."""
+
+    def __init__(self, counts: Mapping[str, int], more: Mapping[str, int], unsound: Sequence[str]) -> None:
+        self._counts, self._more, self._unsound = Counter({"load done": 2, **counts}), more, unsound
+
+    def end(self) -> None:
+        pass
+
+    def report(self) -> dict[str, Any]:
+        return {"counts": self._counts, "wrong": ["k: another byte"] * self._counts["wrong"], "problems": []}
+
+    def unsound_keys(self, _deadline_s: float) -> list[str]:
+        return list(self._unsound)
+
+    def counts(self) -> Counter[str]:
+        return self._counts + Counter(self._more)
+
+
+@pytest.mark.parametrize(
+    ("counts", "more", "unsound", "problems"),
+    [
+        ({"right": 2}, {}, [], ()),
+        ({"wrong": 1}, {}, [], ("k: another byte",)),
+        ({"twice": 1}, {}, [], ("a future completed twice",)),
+        ({}, {"wrong": 1}, [], ("1 were wrong afterwards",)),
+        ({}, {"late": 2}, [], ("2 were late afterwards",)),
+        ({}, {"lost": 1}, [], ("1 were lost afterwards",)),
+        ({}, {}, ["k"], ("k could not be stored, found and loaded afterwards",)),
+    ],
+    ids=["fine", "wrong", "twice", "wrong afterwards", "late", "lost", "a key that does not heal"],
+)
+def test_what_a_load_tells_is_in_its_row_and_in_a_soak_s_problems(
+    counts: Mapping[str, int], more: Mapping[str, int], unsound: list[str], problems: tuple[str, ...]
+) -> None:
+    load = cast(Load, EndedLoad(counts, more, unsound))
+    row = row_of(SCENARIOS[0], HYPERCACHE, load, 0.25, 1.0)
+    assert row.problems == problems
+    assert row.is_good == (not problems)
+    assert (row.futures, row.healed_s) == (2, None if unsound else 0.25)
+    result = soak.Result()
+    soak._count(load, result)
+    assert result.is_good == (not counts.get("wrong"))
+    assert (result.futures, result.right, result.wrong) == (2, row.right, row.wrong)
+
+
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
 def test_only_hypercaches_bad_rows_fail_the_run(
     system: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -268,6 +317,13 @@ def test_blocks_that_never_come_free_are_a_problem_of_the_soak(
     assert len(result.problems) == len(words)
     assert all(word in problem for word, problem in zip(words, result.problems, strict=True))
     assert result.is_good == (not words)
+
+
+@pytest.mark.parametrize(("left", "problems"), [(0, 0), (-2, 0), (1, 1)])
+def test_a_descriptor_that_stays_open_is_a_problem_of_the_soak(left: int, problems: int) -> None:
+    result = soak.Result()
+    soak.check_closed(20, 20 + left, result)
+    assert len(result.problems) == problems
 
 
 def test_a_footprint_is_that_of_the_process_that_was_named() -> None:
