@@ -17,7 +17,7 @@ from hypercache_connector import KVStore
 from hypercache_connector.direct_io import ALIGNMENT, Part
 from hypercache_connector.layouts import Chunk, ChunkTransfer
 from hypercache_connector.outcomes import Outcome
-from hypercache_connector.runs import RUN_BYTES, Run, in_runs, mapped
+from hypercache_connector.runs import RUN_BYTES, SMALL_BYTES, Run, in_runs, mapped
 from hypercache_connector.storing import _write_in_turn
 from hypercache_connector.transfers import _read_run
 from hypercache_connector.workers import ChunkWorkers
@@ -99,8 +99,14 @@ def test_odd_memory_is_joined_where_none_must_be_aligned(place: int) -> None:
 def test_files_of_the_ram_tier_are_runs_wherever_they_lie_until_one_is_full() -> None:
     apart = [chunk(7, 100, device=f"/ram/{number}", tier=Tier.RAM, address=3) for number in range(3)]
     assert runs_of(apart) == [apart]
-    large = [chunk(0, RUN_BYTES // 2, device=f"/ram/{number}", tier=Tier.RAM) for number in range(3)]
-    assert list(map(len, runs_of(large))) == [2, 1]
+    small = [chunk(0, SMALL_BYTES - 1, device=f"/ram/{number}", tier=Tier.RAM) for number in range(10)]
+    assert list(map(len, runs_of(small))) == [8, 2]
+
+
+def test_a_large_file_of_the_ram_tier_is_a_run_of_its_own() -> None:
+    sizes_bytes = [100, SMALL_BYTES, 100, 100]
+    files = [chunk(0, size, device=f"/ram/{size}", tier=Tier.RAM) for size in sizes_bytes]
+    assert runs_of(files) == [files[:1], files[1:2], files[2:]]
 
 
 def test_devices_take_turns_run_by_run() -> None:

@@ -8,7 +8,8 @@ Rules:
    chunk, and each moves alone: that tells what is wrong with which.
 2. On a device only whole blocks that lie in a row are joined. Where transfers are direct, they must be
    page-aligned in memory too: others take a copy each, and a thread would wait for one after the other.
-3. RAM chunks, each a file of its own, are joined as they come: nobody waits for a device there.
+3. RAM chunks, each a file of its own, are joined as they come, for no device is waited for there; but only
+   those below SMALL_BYTES: to move a larger one takes longer than to hand it over, and other cores could.
 4. No run is larger than RUN_BYTES, so neither is what a deadline, `close` or the other direction waits for.
 """
 
@@ -26,6 +27,9 @@ from .workers import ChunkWorkers
 
 RUN_BYTES = 1 << 20
 """A quarter of a full chunk. Twice as much is no faster, and leaves some threads of a batch without work."""
+
+SMALL_BYTES = 128 << 10
+"""Of a RAM chunk. In batches of 16 and 256 those of 4, 16 and 64 KiB gained, and those of 256 KiB did not."""
 
 Run = list[ChunkTransfer]
 """At least one chunk, all of one tier; of the tier NVME in a row on one device."""
@@ -80,12 +84,12 @@ def _cut(queue: Sequence[ChunkTransfer], joins: _Joins) -> Iterator[Run]:
 
 def _belongs_to(device: str | None, needs_alignment: Callable[[str], bool]) -> _Joins:
     if device is None:
-        return _always
+        return _are_small
     return _continues_aligned if needs_alignment(device) else _continues
 
 
-def _always(_last: ChunkTransfer, _transfer: ChunkTransfer) -> bool:
-    return True
+def _are_small(last: ChunkTransfer, transfer: ChunkTransfer) -> bool:
+    return max(last.chunk.length, transfer.chunk.length) < SMALL_BYTES
 
 
 def _continues_aligned(last: ChunkTransfer, transfer: ChunkTransfer) -> bool:
