@@ -1,6 +1,7 @@
 """The client: one deadline, no late reply for the wrong caller, nothing sent twice that may have arrived."""
 
 import copy
+import gc
 import pickle
 import re
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -112,6 +114,26 @@ def test_a_client_is_not_copied_but_made_anew(make: MakeClient, copied: Callable
 def test_a_path_is_a_path_to_the_socket_too(scripted) -> None:
     with Client(Path(scripted.socket_path)) as client:
         assert client.ping().features
+
+
+def test_a_connection_that_is_lost_to_ctrl_c_between_two_steps_does_not_stay_open(
+    scripted, make: MakeClient, monkeypatch: pytest.MonkeyPatch, open_descriptors: Callable[[], int]
+) -> None:
+    client = make()
+    client.exchange(locates(1))
+    before = open_descriptors()
+
+    def interrupted(self: Connection) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # that the socket is closed by what is tested
+        patch.setattr(Connection, "is_out_of_step", interrupted)
+        with suppress(KeyboardInterrupt):
+            client.exchange(locates(1))
+        gc.collect()
+    assert open_descriptors() < before
+    assert client.exchange(locates(1)) == [MissReply()]
 
 
 def test_replies_come_in_the_order_of_the_requests(scripted, make: MakeClient) -> None:

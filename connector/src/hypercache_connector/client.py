@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import NoReturn, TypeVar
+from weakref import WeakSet
 
 from hypercache_protocol import WIRE_1_1, WIRE_2_0, WireVersion
 from hypercache_protocol.batches import BatchRequest
@@ -86,7 +87,8 @@ class Client(Actions):
         self._version = version
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
+        # Weak, so that one which Ctrl-C takes from its user between two steps closes with its last reference.
+        self._busy: WeakSet[Connection] = WeakSet()
         self._closed = threading.Event()
         self._probing: threading.Thread | None = None
         self._process_id = os.getpid()
@@ -340,7 +342,7 @@ class Client(Actions):
             return
         with self._lock:
             inherited, self._idle = self._idle + list(self._busy), []
-            self._busy = set()
+            self._busy = WeakSet()
             self._process_id = os.getpid()
             self._probing = None
         for connection in inherited:
