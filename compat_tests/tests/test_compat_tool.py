@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -138,6 +139,11 @@ def test_what_others_stored_is_untouched_and_nothing_stays(daemon: DaemonProcess
         run(path)
     assert any(b"stage_many" in part for part in said), "the relay heard nothing of it"
     assert not any(b'"purge"' in part or b"\xa5purge" in part for part in said)
+    whole = b"".join(said)
+    uris = re.findall(rb'"uri": ?"([^"]*)', whole) + re.findall(rb"hypercache://[^/]*/", whole)
+    assert {uri[: len(PREFIX)] for uri in uris} == {b"hypercache://hypercache-compat/"}, (
+        "all names are its own"
+    )
     assert raw.ask("get_status")["objects"] == before
     assert fetch(raw, uri) == data
 

@@ -99,9 +99,9 @@ def unknown_fields(bench: Bench) -> None:
 
 def unknown_action(bench: Bench) -> None:
     """An action that the daemon does not know gets an error, and the connection lives."""
-    connection = bench.connect()
+    connection, uri = bench.connect(), bench.uri("unknown")
     for action in ("x_compat_no_such_action", "", "PING"):
-        _is_error(connection.ask_fields(action=action, uri="x"), f"the unknown action {action!r}")
+        _is_error(connection.ask_fields(action=action, uri=uri), f"the unknown action {action!r}")
         _lives(connection, f"the unknown action {action!r}")
 
 
