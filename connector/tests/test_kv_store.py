@@ -511,6 +511,24 @@ def test_a_wrong_parameter_is_named_and_leaves_no_thread(wrong: dict[str, Any], 
     assert threading.active_count() <= before
 
 
+@pytest.mark.parametrize("had", [0, 5, 16, 31])
+def test_where_threads_run_out_a_store_leaves_none_behind(monkeypatch: pytest.MonkeyPatch, had: int) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def scarce(thread: threading.Thread) -> None:
+        if len(started) == had:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        KVStore("/nowhere/s")
+    for thread in started:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in started)
+
+
 def test_the_first_four_parameters_are_in_hypercache_io_s_order() -> None:
     with KVStore("/nowhere/s", "nvme", False, True) as store:
         assert (store.socket_path, store.default_tier) == ("/nowhere/s", "nvme")

@@ -86,7 +86,11 @@ class Engine:
 
 
 def open_engine(settings: EngineConfig) -> Engine:
-    """An engine with threads of its own. Nothing is connected before the first exchange."""
+    """An engine with threads of its own. Nothing is connected before the first exchange.
+
+    Raises:
+        RuntimeError: there are not so many threads to be had; none is left.
+    """
     counters, log = Counters(), ThrottledLog()
     devices = Devices(settings.direct_io, counters, log)
     client = Client(
@@ -96,11 +100,17 @@ def open_engine(settings: EngineConfig) -> Engine:
         on_new_instance=devices.forget_all,
         version=settings.wire,
     )
+    readers = ChunkWorkers("hypercache-read", settings.read_workers)
+    try:
+        writers = ChunkWorkers("hypercache-write", settings.write_workers)
+    except BaseException:
+        readers.close()
+        raise
     return Engine(
         client=client,
         devices=devices,
-        readers=ChunkWorkers("hypercache-read", settings.read_workers),
-        writers=ChunkWorkers("hypercache-write", settings.write_workers),
+        readers=readers,
+        writers=writers,
         gate=WriteGate(settings.write_share, counters),
         counters=counters,
         log=log,

@@ -145,7 +145,13 @@ class ChunkWorkers:
     def __init__(self, name: str, thread_count: int) -> None:
         self._batches: SimpleQueue[_Batch[object, object] | None] = SimpleQueue()
         self._closing = threading.Event()
-        self.threads = [_started(f"{name}-{index}", self._loop) for index in range(thread_count)]
+        self.threads: list[threading.Thread] = []
+        try:
+            for index in range(thread_count):
+                self.threads.append(_started(f"{name}-{index}", self._loop))
+        except BaseException:  # no thread to be had: those that are there would wait for ever
+            self.close()
+            raise
 
     def map(self, function: Callable[[T], R], items: Sequence[T], skipped: R) -> list[R]:
         """The function's result for each item, begun in order and worked on side by side; `skipped` for an
