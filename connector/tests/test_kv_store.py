@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import gc
 import hashlib
 import mmap
 import os
@@ -9,6 +10,8 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from enum import Enum
@@ -18,9 +21,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hypercache_compat.waiting import wait_until
 from hypercache_connector import ConfigError, KVStore, direct_io, kv_store
 from hypercache_connector import config as configuration
 from hypercache_connector.config import KVStoreConfig
+from hypercache_connector.workers import join_all
 from hypercache_protocol import ErrorCode, SyncStatus, Tier
 from hypercache_protocol.messages import (
     CommittedReply,
@@ -524,9 +529,7 @@ def test_where_threads_run_out_a_store_leaves_none_behind(monkeypatch: pytest.Mo
     monkeypatch.setattr(threading.Thread, "start", scarce)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         KVStore("/nowhere/s")
-    for thread in started:
-        thread.join(10)
-    assert not any(thread.is_alive() for thread in started)
+    assert join_all(started, time.monotonic() + 10) == []
 
 
 def test_the_first_four_parameters_are_in_hypercache_io_s_order() -> None:
@@ -582,6 +585,22 @@ def test_after_close_everything_is_a_miss_and_no_thread_is_left(scripted) -> Non
     assert store.get_many(["a", "b"]) == [None, None]
     assert not store.put("a", b"1")
     assert store.status()["loads"] == {"closed": 2}
+
+
+def test_a_store_that_is_forgotten_leaves_no_thread_and_no_descriptor(
+    scripted, open_descriptors: Callable[[], int]
+) -> None:
+    before = open_descriptors()
+    store = KVStore(scripted.socket_path, "nvme")
+    assert store.put_many(["a", "b"], [b"1", b"2"]) == [True, True]
+    threads = [*store._engine.readers.threads, *store._engine.writers.threads]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of the socket
+        del store
+        gc.collect()
+    assert join_all(threads, time.monotonic() + 10) == []
+    gc.collect()
+    wait_until(lambda: open_descriptors() <= before)  # the scripted daemon has its end here too
 
 
 def test_close_ends_what_another_thread_waits_for(scripted) -> None:

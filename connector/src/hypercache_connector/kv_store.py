@@ -16,6 +16,7 @@ from dataclasses import replace
 from os import PathLike
 from types import TracebackType
 from typing import Any, NoReturn
+from weakref import finalize
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -82,6 +83,9 @@ class KVStore:
             write_through=checked_settings.write_through,
             offers_seals=False,
         )
+        # A store that is forgotten is not closed, but its threads end: they refer to no part of it but these.
+        for workers in (self._engine.readers, self._engine.writers):
+            finalize(self, workers.close).atexit = False
 
     # -- one block ---------------------------------------------------------------------------------------
 
