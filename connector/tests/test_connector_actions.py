@@ -22,7 +22,7 @@ from hypercache_protocol import (
     Tier,
     WireVersion,
 )
-from hypercache_protocol.messages import REQUESTS, ErrorReply, Evict, PongReply
+from hypercache_protocol.messages import REQUESTS, ErrorReply, Evict, MissReply, PongReply
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +115,20 @@ def test_a_refusal_raises_the_daemon_s_sentence_and_word(scripted, daemon_wire: 
     ):
         client.evict_many(["u1", "u2"])
     assert caught.value.code is ErrorCode.FORBIDDEN
+
+
+@pytest.mark.parametrize("daemon_wire", [WIRE_1_1, WIRE_2_0], ids=str)
+def test_a_refusal_of_one_of_many_tells_what_became_of_the_others(scripted, daemon_wire: WireVersion) -> None:
+    scripted.wire = daemon_wire
+    refusal = ErrorReply(error_message="not that one", error_code=ErrorCode.FORBIDDEN)
+    scripted.change = lambda request, reply: refusal if getattr(request, "uri", "") == "u2" else reply
+    with Client(scripted.socket_path, 10.0) as client:
+        with pytest.raises(DaemonRefused, match="not that one") as caught:
+            client.evict_many(["u1", "u2", "u3"])
+        assert [type(reply) for reply in caught.value.replies] == [MissReply, ErrorReply, MissReply]
+        with pytest.raises(DaemonRefused, match="not that one") as caught:
+            client.evict("u2")
+        assert caught.value.replies == (refusal,)
 
 
 def test_no_daemon_is_no_refusal() -> None:

@@ -54,9 +54,11 @@ _URIS: TypeAdapter[list[str]] = TypeAdapter(list[Uri])
 
 
 class DaemonRefused(Exception):
-    """The daemon answered that it did not carry out a request; `code` is its word for why, if it gave one."""
+    """The daemon answered that it did not carry out a request; `code` is its word for why, if it gave one.
+    `replies` are all answers of the call in order, those of the requests that were carried out among them."""
 
-    def __init__(self, action: str, reply: Reply) -> None:
+    def __init__(self, action: str, reply: Reply, replies: Sequence[Reply] = ()) -> None:
+        self.replies = tuple(replies) or (reply,)
         self.code: ErrorCode | None = reply.error_code if isinstance(reply, ErrorReply) else None
         odd = f"{action}: the daemon answered {reply.status}, which says nothing"
         super().__init__(reply.error_message if isinstance(reply, ErrorReply) else odd)
@@ -148,7 +150,7 @@ class Actions(ABC):
 
     def evict_many(self, uris: Iterable[str]) -> list[bool]:
         """Delete each object from the cache, in one exchange; whether it was there. One that the daemon
-        refuses raises; the others are gone all the same."""
+        refuses raises; the others are gone all the same, which the exception's `replies` tell."""
         return [
             isinstance(reply, EvictedReply)
             for reply in self._each(Evict, [{"uri": uri} for uri in _listed(uris)])
@@ -235,7 +237,7 @@ class Actions(ABC):
         replies = self.exchange([_request(action, each) for each in fields])
         for reply in replies:
             if isinstance(reply, ErrorReply):
-                raise DaemonRefused(action.action, reply)
+                raise DaemonRefused(action.action, reply, replies)
         return replies
 
 
