@@ -250,6 +250,23 @@ def test_no_daemon_is_status_2_and_a_sentence(tmp_path: Path, capsys: pytest.Cap
     assert "none cannot be connected to: No such file or directory" in capsys.readouterr().err
 
 
+def test_a_daemon_that_lets_nobody_in_is_status_2_and_its_own_words(
+    daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def turn_away(peer: socket.socket) -> None:
+        peer.sendall(b'{"status":"ERROR","error_message":"not you\\u001b[31m"}\n')
+        peer.shutdown(socket.SHUT_WR)
+
+    path = str(daemon.folder / "away")
+    with stub_daemon(path, turn_away):
+        assert main(["check", "--socket", path, "--quiet"]) == 2
+    out, error = capsys.readouterr()
+    assert (out, error) == (
+        "",
+        f"hypercache-compat: {path} does not let this client in: not you\\x1b[31m\n",
+    )
+
+
 def test_what_never_answers_is_given_up(daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(daemon.folder / "mute")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mute:

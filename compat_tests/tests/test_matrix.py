@@ -13,7 +13,17 @@ import hypercache_connector.client
 from hypercache_compat import matrix
 from hypercache_compat.grease import FEATURE, FIELDS, VERSION, Greased
 from hypercache_compat.matrix import Cell
-from hypercache_compat.matrix_cells import DAEMONS, GREASED, WHOLE, Meeting, Seen, Verdict, less, meeting
+from hypercache_compat.matrix_cells import (
+    DAEMONS,
+    GREASED,
+    WHOLE,
+    Meeting,
+    Seen,
+    Verdict,
+    grease_was_met,
+    less,
+    meeting,
+)
 from hypercache_compat.matrix_clients import (
     CONNECTOR_BEHAVIOURS,
     OLD_BEHAVIOURS,
@@ -279,3 +289,19 @@ def test_grease_is_in_every_map_of_every_message_however_it_is_cut() -> None:
         {"prefix": "p", "suffixes": ["a"], **FIELDS},
     ]
     assert greased.greased == {FROM_CLIENT: 3, FROM_DAEMON: 2}
+
+
+def passage(*, framed: bool, client: int = 1, daemon: int = 1) -> Greased:
+    """What watched a connection on which so many messages of each side were added to."""
+    one = Greased()
+    one.framed, one.greased = framed, {FROM_CLIENT: client, FROM_DAEMON: daemon}
+    return one
+
+
+@pytest.mark.parametrize("framed", [True, False])
+def test_a_wire_or_a_side_without_grease_is_told(framed: bool) -> None:
+    other = passage(framed=not framed)
+    assert grease_was_met([passage(framed=framed), other])
+    assert not grease_was_met([other])
+    assert not grease_was_met([passage(framed=framed, client=0), other])
+    assert not grease_was_met([passage(framed=framed, daemon=0), other])

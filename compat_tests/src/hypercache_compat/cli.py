@@ -24,6 +24,7 @@ from .capture import NoCapture, decoded, read_capture
 from .conformance import report as reports
 from .conformance.restarts import restart_with
 from .conformance.suite import Interrupted, Outcome, Report, Result, Unreachable, run, wires
+from .printable import printable
 from .recording import Recorder, check_sockets, private
 from .relay import relaying
 from .stopping import STOPPED, interrupt, on_signals
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except _REFUSALS as refusal:
-        print(f"hypercache-compat: {_in_words(refusal)}", file=sys.stderr)
+        print(f"hypercache-compat: {printable(_in_words(refusal))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         print("hypercache-compat: stopped", file=sys.stderr)
@@ -83,7 +84,7 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Run the conformance suite against a live daemon. It works under a name prefix of its "
         "own and removes what it wrote, also where it is stopped; it needs a pool of 64 MiB, sends nothing "
         "to a backend, and leaves a trace in the daemon's counters only.",
-        epilog="Exit status: 0 nothing required failed, 1 something did, 2 no daemon answers, "
+        epilog="Exit status: 0 nothing required failed, 1 something did, 2 no daemon answers or lets you in, "
         "130 stopped by Ctrl-C or SIGTERM.",
     )
     parser.add_argument("--socket", required=True, metavar="PATH", help="the daemon's Unix socket")

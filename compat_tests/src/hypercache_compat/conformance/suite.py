@@ -161,6 +161,8 @@ def _ask_offer(socket_path: str, timeout_s: float, exchange: Exchange) -> Offer:
     try:
         with Connection(socket_path, timeout_s, exchange, 1) as connection:
             pong = connection.ask_fields(action="ping")
+            if _turns_away(connection, pong):
+                raise Unreachable(f"{socket_path} does not let this client in: {pong.get('error_message')}")
     except OSError as error:
         raise Unreachable(f"{socket_path} cannot be connected to: {error.strerror or error}") from error
     except CheckFailed as error:
@@ -171,6 +173,14 @@ def _ask_offer(socket_path: str, timeout_s: float, exchange: Exchange) -> Offer:
     )
     version = _spoken_version(socket_path, timeout_s, exchange, pong)
     return Offer(version, frozenset(words), str(pong.get("daemon", "")))
+
+
+def _turns_away(connection: Connection, pong: Fields) -> bool:
+    """Whether the daemon said why it does not let this client in, and closed."""
+    try:
+        return pong.get("status") == "ERROR" and connection.read_body() is None
+    except CheckFailed:
+        return False
 
 
 def _spoken_version(socket_path: str, timeout_s: float, exchange: Exchange, pong: Fields) -> WireVersion:
