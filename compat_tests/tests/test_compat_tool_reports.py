@@ -227,6 +227,8 @@ def test_a_report_is_written_whatever_letters_the_output_has(odd_socket: str, fo
     ended = subprocess.run(words, capture_output=True, timeout=DEADLINE_S, check=False, env=environment)
     assert (ended.returncode, ended.stderr) == (1, b"")
     assert ended.stdout.isascii()
+    if form == "junit":
+        assert any("é 漢" in each.get("message", "") for each in Xml.fromstring(ended.stdout).iter("failure"))
 
 
 @pytest.mark.parametrize("command", [[], ["check"], ["decode"], ["record"]])

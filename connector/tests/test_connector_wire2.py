@@ -199,13 +199,17 @@ def test_a_kept_connection_says_hello_once_and_pings_never(scripted2, make: Make
 def test_a_daemon_of_wire_2_that_was_too_busy_for_a_hello_is_asked_again(
     scripted2, make: MakeClient, version: WireVersion
 ) -> None:
-    scripted2.garble = lambda request, data: b"" if isinstance(request, Hello) else data
+    novel = b'{"novel":1,"status"'
+    scripted2.garble = lambda request, data: (
+        b"" if isinstance(request, Hello) else data.replace(b'{"status"', novel)
+    )
     scripted2.change = lambda request, reply: (
         reply.model_copy(update={"wire": (1, 2)}) if isinstance(request, Ping) else reply
     )
     client = make(scripted2.socket_path, version=version)
     client.exchange(locates(1))
     assert client.wire == WIRE_1_1
+    assert client.ignored()["unknown_fields"] == 2, "also of the connection that is not kept"
     scripted2.garble = lambda _, data: data
     client.exchange(locates(1))
     assert client.wire == version

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from textwrap import wrap
 from typing import Any
@@ -151,16 +150,10 @@ def as_markdown(report: Report) -> str:
                 f"Checked: {result.check.what}",
             ]
             lines += ["", f"Seen: {_cell(result.reason)}", "", f"Means: {result.check.means}", ""]
-            lines += _block([*exchange_lines(result.exchange)])
+            # None of these lines ends the block: each begins with a number, or with a bracket.
+            lines += ["```", *exchange_lines(result.exchange), "```"]
     lines += ["", *_left_behind(report, plain)] if report.left_behind else []
     return "\n".join(lines) + "\n"
-
-
-def _block(lines: Sequence[str]) -> list[str]:
-    """The lines between fences that are none of theirs."""
-    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return [fence, *lines, fence]
 
 
 def _cell(text: str) -> str:
