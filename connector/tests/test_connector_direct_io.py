@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -53,15 +54,27 @@ def file_target() -> Iterator[str]:
     path.unlink()
 
 
-@pytest.fixture(scope="module")
-def block_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextmanager
+def block_device(folder: Path, sector_bytes: int) -> Iterator[str]:
     """A loop device where this user may make one, else a file: the same code in either case."""
     if not can_make_loop_devices():
-        path = tmp_path_factory.mktemp("device") / "file"
+        path = folder / "file"
         path.write_bytes(bytes(32 * MIB))
         yield str(path)
         return
-    with loop_devices(tmp_path_factory.mktemp("loop"), 1, 32) as (device,):
+    with loop_devices(folder, 1, 32, sector_bytes) as (device,):
+        yield device
+
+
+@pytest.fixture(scope="module")
+def block_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with block_device(tmp_path_factory.mktemp("loop"), 512) as device:
+        yield device
+
+
+@pytest.fixture(scope="module")
+def big_sector_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with block_device(tmp_path_factory.mktemp("loop"), 4096) as device:
         yield device
 
 
@@ -76,7 +89,7 @@ def devices_in(mode: DirectIo, counters: Counters) -> Devices:
 
 @pytest.mark.parametrize("shift", SHIFTS)
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("target", ["file_target", "block_target"])
+@pytest.mark.parametrize("target", ["file_target", "block_target", "big_sector_target"])
 def test_direct_transfers_move_every_length_from_and_to_any_address(
     request: pytest.FixtureRequest, counters: Counters, target: str, length: int, shift: int
 ) -> None:
