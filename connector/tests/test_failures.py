@@ -35,6 +35,7 @@ SOAK_PER_SECOND = 12.0
 """So slow that beside other tests it takes a fifth of a core."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
+README = Path(__file__).parents[1] / "README.md"
 QUICK = [
     "SIGKILL of the daemon during commits",
     "SIGSTOP for half a deadline, then SIGCONT",
@@ -253,6 +254,8 @@ def test_the_page_has_a_row_of_each_scenario_with_each_system_that_it_applies_to
     rows = table[2:]  # below the head
     shown = {title: [row for row in rows if row[0] == title] for title, *_ in rows}
     assert list(shown) == [each.title for each in SCENARIOS]
+    assert f"{len(SCENARIOS)} scenarios in " in PAGE.read_text()
+    assert f" in {len(SCENARIOS)} scenarios under a load" in README.read_text()
     for each in SCENARIOS:
         ran = [system for system, futures in (row[1:] for row in shown[each.title]) if futures.isdecimal()]
         assert ran == [system.name for system in each.applies_to]
