@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -332,9 +332,11 @@ def exhaust_daemons_descriptors(site: Site, load: Load) -> None:
 
 
 def exhaust_clients_descriptors(site: Site, load: Load) -> None:
+    """Where connections were cut stores must fail meanwhile; raw_block needs nothing more than it has."""
     with few_descriptors(load.process.pid):
         cut_connections(site, load)
-        load.proceed()
+        with load.stores_failing() if site.daemon_process else nullcontext():
+            load.proceed()
 
 
 def cut_connections(site: Site, load: Load) -> None:
