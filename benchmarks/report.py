@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,11 @@ FLOOR = "floor"
 DEVICES_ALONE = "fio"
 _PACKAGES = ("lmcache", "lmcache-rust-raw-block-io", "torch", "isal", "trio", "pydantic", "msgpack", "numpy")
 
-Figures = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
+Measured = Mapping[str, Mapping[str, Sequence[float]]]
+"""By measure and by name."""
+
+Figures = Mapping[str, Measured]
+"""By storage."""
 
 
 def tables(figures: Figures) -> str:
@@ -26,7 +30,7 @@ def tables(figures: Figures) -> str:
     return "\n\n".join(_table(storage, measures) for storage, measures in figures.items())
 
 
-def _table(storage: str, measures: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+def _table(storage: str, measures: Measured) -> str:
     names = order(name for peers in measures.values() for name in peers)
     ratios = ["HyperCache by the better peer", *(["by fio"] if DEVICES_ALONE in names else [])]
     rows = [[storage, *names, *ratios], ["---", *["---:"] * (len(names) + len(ratios))]]
@@ -34,7 +38,12 @@ def _table(storage: str, measures: Mapping[str, Mapping[str, Sequence[float]]]) 
         cells = [_cell(peers.get(name)) for name in names]
         by = [_ratio(measure, peers), _by(median_of(peers, OURS), median_of(peers, DEVICES_ALONE))]
         rows.append([f"{measure} ({unit(measure)})", *cells, *by[: len(ratios)]])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join(map(row, rows))
+
+
+def row(cells: Iterable[str]) -> str:
+    """One of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
 
 
 def order(names: Iterable[str]) -> list[str]:
@@ -42,7 +51,8 @@ def order(names: Iterable[str]) -> list[str]:
     return sorted(set(names), key=lambda name: (name != FLOOR, not name.startswith(OURS), name))
 
 
-def _is_time(measure: str) -> bool:
+def is_time(measure: str) -> bool:
+    """Whether less of it is better."""
     return measure.startswith("lookup")
 
 
@@ -50,7 +60,7 @@ def unit(measure: str) -> str:
     """What its figures are in."""
     if ", of alone" in measure:
         return "share"
-    return "µs a key" if _is_time(measure) else "GB/s"
+    return "µs a key" if is_time(measure) else "GB/s"
 
 
 def _cell(values: Sequence[float] | None) -> str:
@@ -68,21 +78,27 @@ def median_of(peers: Mapping[str, Sequence[float]], name: str) -> float | None:
     return statistics.median(peers[name]) if peers.get(name) else None
 
 
-def better_peer(measure: str, peers: Mapping[str, Sequence[float]]) -> tuple[str, float] | None:
-    """The name and the median of the best of LMCache's own adapters, if any was measured."""
-    medians = {name: statistics.median(values) for name, values in peers.items() if values}
-    others = {n: median for n, median in medians.items() if not n.startswith((OURS, FLOOR, DEVICES_ALONE))}
-    if not others:
+def others(names: Iterable[str]) -> list[str]:
+    """Those of LMCache's own adapters."""
+    return [name for name in names if not name.startswith((OURS, FLOOR, DEVICES_ALONE))]
+
+
+def best_of(
+    measure: str, peers: Mapping[str, Sequence[float]], names: Collection[str]
+) -> tuple[str, float] | None:
+    """The name and the median of the best of these, if any was measured."""
+    medians = {name: statistics.median(peers[name]) for name in names if peers.get(name)}
+    if not medians:
         return None
-    best = (min if _is_time(measure) else max)(others, key=lambda name: others[name])
-    return best, others[best]
+    best = (min if is_time(measure) else max)(medians, key=lambda name: medians[name])
+    return best, medians[best]
 
 
 def _ratio(measure: str, peers: Mapping[str, Sequence[float]]) -> str:
-    best = better_peer(measure, peers)
+    best = best_of(measure, peers, others(peers))
     if best is None:
         return "—"
-    what = "time" if _is_time(measure) else unit(measure) if unit(measure) == "share" else "rate"
+    what = "time" if is_time(measure) else unit(measure) if unit(measure) == "share" else "rate"
     return f"{_by(median_of(peers, OURS), best[1])} of {best[0]}'s {what}"
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import adapters
+import aims
 import daemon_requests
 import fio
 import hung_neighbours
@@ -95,7 +96,7 @@ def main() -> int:
     if "adapters" in parts:
         result = measure_adapters(arguments)
         about["adapters"], failures = result.figures, result.failures
-        texts.append(report.tables(result.figures))
+        texts += [report.tables(result.figures), aims.table(result.figures)]
     if "daemon" in parts:
         costs = daemon_requests.measure(2048)
         about["daemon"] = {name: asdict(cost) for name, cost in costs.items()}
@@ -104,7 +105,7 @@ def main() -> int:
         about["hung_neighbours"] = {name: asdict(each) for name, each in waits.items()}
         texts.append(hung_neighbours.table(waits))
     about["load_average_after"] = report.load_average()
-    text = "\n\n".join([headline(about), *texts])
+    text = "\n\n".join(filter(None, [headline(about), *texts]))
     print(f"\n{text}\n")
     for part, script in (("protocol", "protocol_codec.py"), ("allocator", "allocator.py")):
         if part in parts:

@@ -17,10 +17,30 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
     "name", ["allocator", "eviction", "failing_device", "hung_neighbours", "run", "start"]
 )
 def test_it_imports_what_it_needs(name: str) -> None:
+    assert imported(name).returncode == 0
+
+
+def imported(name: str, code: str = "") -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-c", f"import {name}{code}"]
+    return subprocess.run(arguments, cwd=FOLDER, stdout=subprocess.PIPE, text=True, check=False)
+
+
+def test_what_was_aimed_at_is_compared_with_the_best_of_those_it_names() -> None:
+    measured = {
+        "load, 14 MiB": {"HyperCache": [3.0], "raw_block posix": [1.0, 2.0, 9.0], "fs": [9.0], "fio": [4.0]},
+        "lookup, 64 keys, 64 in flight, hits": {"HyperCache": [1.0], "raw_block posix": [2.0]},
+        "load beside stores, of alone, 14 MiB": {"HyperCache": [0.7], "fs": [0.9]},
+    }
+    code = f"import aims; print(aims.table({{'RAM': {measured}, 'disk, files': {measured}}}))"
     done = subprocess.run(
-        [sys.executable, "-c", f"import {name}"], cwd=FOLDER, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True, check=True
     )
-    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[2:] == [
+        "| lookup, 64 keys, 64 in flight, hits | raw_block posix | at most 0.5 | **0.50** |",
+        "| load, 14 MiB | raw_block posix | at least 1.15 | **1.50** |",
+        "| load, 14 MiB | fio | at least 1.0 | **0.75** |",
+        "| load beside stores, of alone, 14 MiB | itself | at least 0.8 | **0.70** |",
+    ]
 
 
 def test_the_documents_name_commands_that_are_there_and_find_their_modules() -> None:
