@@ -349,6 +349,16 @@ def test_what_two_read_rests_only_once_both_have_ended() -> None:
     assert cache.pools[Tier.NVME].usage().free_bytes == 16 * MIB
 
 
+def test_to_end_what_nobody_began_is_no_reading_that_never_ends() -> None:
+    cache = cache_of([MIB])
+    stored = cache.get("0")
+    assert stored is not None
+    with pytest.raises(KeyError):
+        cache.end_reading(stored)
+    cache.apply_removes(["0"], now=0)
+    assert len(cache.release_due(now=1000, most=9)) == 1
+
+
 def test_what_was_to_be_flushed_may_leave_only_where_that_is_said() -> None:
     for evictable, leaves in [(EVICTABLE, []), (EVICTABLE | {SyncStatus.COMMITTED}, ["dirty"])]:
         pool = Pool(Tier.NVME, Allocator({0: 16 * MIB}, 0), Lru(), 0, evictable)

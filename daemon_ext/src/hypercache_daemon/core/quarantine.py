@@ -48,12 +48,12 @@ class Quarantine:
         self._readers[generation] += 1
 
     def end_reading(self, generation: int) -> None:
-        """Undo one `begin_reading`."""
-        self._readers[generation] -= 1
-        if self._readers[generation] == 0:
-            del self._readers[generation]
-            if generation in self._parked:
-                self._rest(self._parked.pop(generation))
+        """Undo one `begin_reading`. KeyError where there was none."""
+        others = self._readers.pop(generation) - 1
+        if others:
+            self._readers[generation] = others
+        elif generation in self._parked:
+            self._rest(self._parked.pop(generation))
 
     def end_due(self, now: float, most: int) -> list[Hold]:
         """At most so many holds whose time has come, or which are too much together; they are no more."""
