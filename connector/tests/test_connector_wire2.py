@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hypercache_connector import Client, DaemonUnavailable
+from hypercache_connector import client as client_module
 from hypercache_connector.batching import FRAME_BYTES, batched, pieces, singles
 from hypercache_connector.keys import UriMapping
 from hypercache_connector.layouts import Found, Staged
@@ -151,9 +152,12 @@ def test_whatever_an_old_daemon_makes_of_a_hello_wire_1_works_within_a_second(
 
 
 @pytest.mark.parametrize("answer", ["silence", "half a line"])
-def test_a_client_in_a_hurry_has_time_left_for_wire_1(scripted2, make: MakeClient, answer: str) -> None:
+def test_a_client_in_a_hurry_has_time_left_for_wire_1(
+    scripted2, make: MakeClient, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
     scripted2.garble = lambda request, data: ANSWERS[answer](data) if isinstance(request, Hello) else data
-    client = make(scripted2.socket_path, timeout_s=0.4)
+    monkeypatch.setattr(client_module, "HELLO_TIMEOUT_S", 60.0)  # so that 1.6 s are a hurry
+    client = make(scripted2.socket_path, timeout_s=1.6)
     assert client.exchange(locates(2)) == [MissReply()] * 2
     assert client.wire == WIRE_1_1
 
