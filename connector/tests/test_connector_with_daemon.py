@@ -312,7 +312,7 @@ assert writing.wait(30)
 child = os.fork()
 if child == 0:
     threading.Event().wait()
-print(key, os.getpid(), child, flush=True)
+print(key, os.getpid(), flush=True)
 if key == "terminated":
     threading.Event().wait()
 assert os.waitpid(other, 0)[1] == signal.SIGTERM
@@ -325,14 +325,16 @@ def test_a_process_that_goes_amid_a_store_leaves_its_staged_write_no_longer_than
     words = [sys.executable, "-c", _STORING]
     with running_daemon(options) as daemon, ExitStack() as held:
         process = held.enter_context(
-            subprocess.Popen([*words, daemon.socket_path], stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [*words, daemon.socket_path], stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
         )
+        held.callback(os.killpg, process.pid, signal.SIGKILL)  # the children, and all where something fails
         assert process.stdout is not None
         storing = {}
         for _ in range(2):
-            key, pid, child = process.stdout.readline().split()
+            key, pid = process.stdout.readline().split()
             storing[key] = int(pid)
-            held.callback(os.kill, int(child), signal.SIGKILL)
         os.kill(storing["terminated"], signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
         for key in ("terminated", "over"):
