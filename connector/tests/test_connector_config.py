@@ -3,8 +3,9 @@
 import os
 import socket
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version as distribution_version
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 
 from hypercache_connector import ConfigError, HyperCacheConnector, start_check
 from hypercache_connector.config import DirectIo, parse
+from hypercache_connector.workers import join_all
 from hypercache_protocol import WIRE_1_1, Tier
 from hypercache_protocol.messages import DeviceInfo, DevicesReply, GetDevices
 from hypercache_protocol.versions import LATEST
@@ -80,6 +82,25 @@ def test_each_kind_of_work_has_as_many_threads_as_it_was_given(folder: Path) -> 
     connector.close()
     expected = {f"hypercache-{name.partition('_')[0]}": count for name, count in given.items()}
     assert expected.items() <= begun.items()
+
+
+@pytest.mark.parametrize("had", [0, 20, 32, 33, 40])
+def test_where_threads_run_out_a_connector_leaves_none_behind_and_no_descriptor(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, open_descriptors: Callable[[], int], had: int
+) -> None:
+    start, started, before = threading.Thread.start, list[threading.Thread](), open_descriptors()
+
+    def scarce(thread: threading.Thread) -> None:
+        if len(started) == had:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        HyperCacheConnector(namespace="n", socket_path=str(folder / "s"))
+    assert join_all(started, time.monotonic() + 10) == []
+    assert open_descriptors() <= before
 
 
 def test_the_engine_has_the_times_that_it_was_given(folder: Path) -> None:

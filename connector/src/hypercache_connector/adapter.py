@@ -15,6 +15,7 @@ from __future__ import annotations
 import select
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import chain
@@ -69,6 +70,7 @@ class HyperCacheConnector:
 
     Raises:
         ConfigError: a parameter is wrong. A daemon that is down is no error.
+        RuntimeError, OSError: there are not enough threads or descriptors; none is left.
     """
 
     def __init__(self, **adapter_params: Any) -> None:
@@ -76,29 +78,36 @@ class HyperCacheConnector:
         if settings.tier is Tier.NVME:
             check_devices(settings)
         self._mapping = UriMapping(settings.namespace)
-        self._completions = Completions()
-        self._engine = replace(
-            open_engine(settings),
-            tier=settings.tier,
-            overwrite=settings.overwrite,
-            seals=settings.seal_for_old_daemons,
-        )
-        self._ready = select.epoll()
-        self._ready.register(self._completions.event_fd, select.EPOLLIN)
-        self._event_fd = self._ready.fileno()
-        self._lane: LookupLane[Operation] = LookupLane(
-            self._engine,
-            settings.timeout_s,
-            self._mapping,
-            self._ready,
-            announce=self._completions.announce,
-            answered=self._answered,
-            handed_back=self._enqueue,
-        )
-        self._queues = {
-            kind: TaskQueue(f"hypercache-{kind.value}", threads, settings.queue_limit, self._run)
-            for kind, threads in _threads(settings).items()
-        }
+        self._queues: dict[Kind, TaskQueue[Operation]] = {}
+        with ExitStack() as begun:  # which ends again where there is no thread or descriptor for the rest
+            self._completions = Completions()
+            begun.callback(self._completions.close)
+            self._engine = replace(
+                open_engine(settings),
+                tier=settings.tier,
+                overwrite=settings.overwrite,
+                seals=settings.seal_for_old_daemons,
+            )
+            begun.callback(close_engine, self._engine)
+            self._ready = select.epoll()
+            begun.callback(self._ready.close)
+            self._ready.register(self._completions.event_fd, select.EPOLLIN)
+            self._event_fd = self._ready.fileno()
+            self._lane: LookupLane[Operation] = LookupLane(
+                self._engine,
+                settings.timeout_s,
+                self._mapping,
+                self._ready,
+                announce=self._completions.announce,
+                answered=self._answered,
+                handed_back=self._enqueue,
+            )
+            begun.callback(self._lane.close)
+            for kind, threads in _threads(settings).items():
+                name = f"hypercache-{kind.value}"
+                self._queues[kind] = TaskQueue(name, threads, settings.queue_limit, self._run)
+                begun.callback(self._queues[kind].close)
+            begun.pop_all()
         self._closing = threading.Lock()
         self._closed = False
         self.namespace = settings.namespace

@@ -24,10 +24,23 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def _started(name: str, target: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=target, name=name, daemon=True)
-    thread.start()
-    return thread
+def _start(
+    threads: list[threading.Thread],
+    name: str,
+    thread_count: int,
+    loop: Callable[[], None],
+    close: Callable[[], object],
+) -> None:
+    """Add so many running threads to `threads`. Where there are not enough to be had, `close` ends those that
+    are there, which would wait for ever."""
+    try:
+        for index in range(thread_count):
+            thread = threading.Thread(target=loop, name=f"{name}-{index}", daemon=True)
+            thread.start()
+            threads.append(thread)
+    except BaseException:
+        close()
+        raise
 
 
 def join_all(threads: Iterable[threading.Thread], deadline: float) -> list[threading.Thread]:
@@ -54,7 +67,8 @@ class TaskQueue(Generic[T]):
         self._tasks: deque[T] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self.threads = [_started(f"{name}-{index}", self._loop) for index in range(thread_count)]
+        self.threads: list[threading.Thread] = []
+        _start(self.threads, name, thread_count, self._loop, self.close)
 
     def offer(self, task: T) -> bool:
         """Whether the task was taken; it is not where the queue is full or closed."""
@@ -146,12 +160,7 @@ class ChunkWorkers:
         self._batches: SimpleQueue[_Batch[object, object] | None] = SimpleQueue()
         self._closing = threading.Event()
         self.threads: list[threading.Thread] = []
-        try:
-            for index in range(thread_count):
-                self.threads.append(_started(f"{name}-{index}", self._loop))
-        except BaseException:  # no thread to be had: those that are there would wait for ever
-            self.close()
-            raise
+        _start(self.threads, name, thread_count, self._loop, self.close)
 
     def map(self, function: Callable[[T], R], items: Sequence[T], skipped: R) -> list[R]:
         """The function's result for each item, begun in order and worked on side by side; `skipped` for an
