@@ -176,6 +176,19 @@ def test_what_is_nested_deep_is_shown_or_said_to_be_too_deep(opening: bytes, dep
     assert len(lines) < 50
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [(b"\x93\x01", b"\x80"), (b"\x93", b"\xa2OK\x80")], ids=["word", "id"]
+)
+@pytest.mark.parametrize("depth", [1, 450, 1000])
+def test_a_word_or_an_id_that_is_none_is_shown_or_said_to_be_too_deep(
+    before: bytes, after: bytes, depth: int
+) -> None:
+    body = before + b"\x91" * depth + b"\xc0" + after
+    (line,) = shown(len(body).to_bytes(4, "big") + body, is_framed=True)
+    assert ("[" if depth < 1000 else "too deep") in line
+    assert len(line) < 300
+
+
 _HELLO = b'{"status":"HELLO","version":"2.0"}\n'
 _PARTS = st.sampled_from(
     [

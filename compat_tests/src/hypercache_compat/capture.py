@@ -210,7 +210,7 @@ def _shown_line(line: bytes, head: str, cut: bool) -> Iterator[str]:
         return
     kind = "action" if head.endswith(">") else "status"
     word = fields.pop(kind, None)
-    yield f"{head} {f'(no {kind})' if word is None else _letters(str(word), cut)}"
+    yield f"{head} {f'(no {kind})' if word is None else _word(word, cut)}"
     yield from _shown_fields(fields, cut)
 
 
@@ -221,7 +221,7 @@ def _shown_frame(body: bytes, head: str, cut: bool) -> Iterator[str]:
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
         yield f"{head} no frame of wire 2: {_letters(repr(body)[2:-1], cut)}"
         return
-    yield f"{head} #{request_id} {_letters(str(word), cut)}"
+    yield f"{head} #{_word(request_id, cut)} {_word(word, cut)}"
     yield from _shown_fields(items, cut)
 
 
@@ -237,6 +237,11 @@ def _shown_fields(fields: dict[Any, Any], cut: bool, indent: int = _INDENT) -> I
             yield from (f"{'':{indent + 2}}… and {len(value) - len(shown)} more",) * (shown != value)
         else:
             yield f"{'':{indent}}{name}: {_value(name, value, cut)}"
+
+
+def _word(word: Any, cut: bool) -> str:
+    """Should it be none, it is a value like any other."""
+    return _letters(word, cut) if isinstance(word, str) else _value("", word, cut)
 
 
 def _value(name: Any, value: Any, cut: bool) -> str:
