@@ -104,8 +104,25 @@ def test_a_frozen_transcript_is_decoded(capsys: pytest.CaptureFixture[str]) -> N
     assert "0 < WRITECOMMITTED" in out
 
 
+_PIECE = head_line("x") + '{"connection":%s,"from":"client","at_s":%s,"data":""}\n'
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{}", "not JSON", '{"turns": [[1]]}', head_line("x") + "{}\n", '{"hypercache_capture": 9}\n']
+    "text",
+    [
+        "",
+        "{}",
+        "not JSON",
+        "[" * 100_000,
+        '{"turns": [[1]]}',
+        '{"turns": [[1e400, "client", ""]]}',
+        head_line("x") + "{}\n",
+        _PIECE % ("1e400", "1"),
+        _PIECE % ("1", '"x"'),
+        _PIECE % ("1", "[" * 100_000),
+        '{"hypercache_capture": 9}\n',
+    ],
+    ids=lambda text: text[-40:],
 )
 def test_what_is_no_capture_is_status_2_and_a_sentence(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]

@@ -31,6 +31,8 @@ _SHOWN_ITEMS = 16
 _INDENT = 19
 _DEEPEST = _INDENT + 2 * 32
 """From here on a map is shown as one value."""
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What comes of JSON that is something else."""
 _U64 = ("object_sizes", "generations", "chunk_offsets")
 _U32 = ("chunk_counts", "chunk_paths", "chunk_lengths", "chunk_checksums", "checksum_counts", "checksums")
 _BITS = ("present", "verifiable", "done", "stored", "checksummed")
@@ -83,7 +85,7 @@ def read_capture(text: str) -> Iterator[Captured]:
     head, _, rest = text.partition("\n")
     try:
         version = json.loads(head)["hypercache_capture"]
-    except (ValueError, KeyError, TypeError):
+    except _UNREADABLE:
         yield from _transcript(text)
         return
     if version != FORMAT:
@@ -96,7 +98,7 @@ def _transcript(text: str) -> Iterator[Captured]:
     try:
         for connection, side, said in json.loads(text)["turns"]:
             yield Captured(int(connection), {"client": True, "daemon": False}[side], None, said.encode())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise NoCapture(
             "the file is neither a capture of hypercache-compat record nor a transcript"
         ) from error
@@ -107,8 +109,9 @@ def _piece(number: int, line: str) -> Captured:
         fields = json.loads(line)
         is_from_client = {"client": True, "daemon": False}[fields["from"]]
         data = base64.b64decode(fields["data"], validate=True)
-        return Captured(int(fields["connection"]), is_from_client, fields["at_s"], data)
-    except (ValueError, KeyError, TypeError) as error:
+        at_s = None if fields["at_s"] is None else float(fields["at_s"])
+        return Captured(int(fields["connection"]), is_from_client, at_s, data)
+    except _UNREADABLE as error:
         raise NoCapture(f"line {number} is no piece of a capture: {error}") from error
 
 
