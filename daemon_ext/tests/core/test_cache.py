@@ -191,6 +191,13 @@ def test_a_report_leads_to_what_was_too_full() -> None:
     assert cache.rooms.of(pool.no_space(1)) is pool
 
 
+def test_around_some_uris_are_every_pool_and_the_prefixes_above_one_of_them() -> None:
+    cache = limited_cache(a=MIB, b=MIB, c=MIB)
+    a, _, c, pool = cache.rooms
+    around = cache.rooms.around(["c/1", "a/1", "d/1", "a/2"])
+    assert (len(around), set(around)) == (3, {pool, a, c})
+
+
 def test_an_append_that_does_not_fit_is_a_report_and_changes_nothing() -> None:
     cache = cache_of([MIB])
     options = StageOptions(auto_flush=False, write_through=False, pinned=False)
