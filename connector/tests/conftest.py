@@ -606,3 +606,22 @@ def driver(scripted: ScriptedDaemon, connect: Connect) -> Driver:
 def open_descriptors() -> Callable[[], int]:
     """Counts this process's open descriptors."""
     return lambda: sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.fixture
+def only_so_many_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[threading.Thread]]:
+    """Lets so many more threads begin, which come in the list, and fails every one after them."""
+
+    def limit(most: int) -> list[threading.Thread]:
+        start, started = threading.Thread.start, list[threading.Thread]()
+
+        def scarce(thread: threading.Thread) -> None:
+            if len(started) == most:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", scarce)
+        return started
+
+    return limit

@@ -86,17 +86,12 @@ def test_each_kind_of_work_has_as_many_threads_as_it_was_given(folder: Path) -> 
 
 @pytest.mark.parametrize("had", [0, 20, 32, 33, 40])
 def test_where_threads_run_out_a_connector_leaves_none_behind_and_no_descriptor(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, open_descriptors: Callable[[], int], had: int
+    folder: Path,
+    only_so_many_threads: Callable[[int], list[threading.Thread]],
+    open_descriptors: Callable[[], int],
+    had: int,
 ) -> None:
-    start, started, before = threading.Thread.start, list[threading.Thread](), open_descriptors()
-
-    def scarce(thread: threading.Thread) -> None:
-        if len(started) == had:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", scarce)
+    started, before = only_so_many_threads(had), open_descriptors()
     with pytest.raises(RuntimeError, match="can't start new thread"):
         HyperCacheConnector(namespace="n", socket_path=str(folder / "s"))
     assert join_all(started, time.monotonic() + 10) == []

@@ -517,16 +517,10 @@ def test_a_wrong_parameter_is_named_and_leaves_no_thread(wrong: dict[str, Any], 
 
 
 @pytest.mark.parametrize("had", [0, 5, 16, 31])
-def test_where_threads_run_out_a_store_leaves_none_behind(monkeypatch: pytest.MonkeyPatch, had: int) -> None:
-    start, started = threading.Thread.start, list[threading.Thread]()
-
-    def scarce(thread: threading.Thread) -> None:
-        if len(started) == had:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", scarce)
+def test_where_threads_run_out_a_store_leaves_none_behind(
+    only_so_many_threads: Callable[[int], list[threading.Thread]], had: int
+) -> None:
+    started = only_so_many_threads(had)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         KVStore("/nowhere/s")
     assert join_all(started, time.monotonic() + 10) == []
