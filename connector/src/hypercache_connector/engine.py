@@ -103,7 +103,7 @@ def open_engine(settings: EngineConfig) -> Engine:
     readers = ChunkWorkers("hypercache-read", settings.read_workers)
     try:
         writers = ChunkWorkers("hypercache-write", settings.write_workers)
-    except BaseException:
+    except BaseException:  # Ctrl-C too: nobody could end these threads any more
         readers.close()
         raise
     return Engine(

@@ -38,7 +38,7 @@ def _start(
             thread = threading.Thread(target=loop, name=f"{name}-{index}", daemon=True)
             thread.start()
             threads.append(thread)
-    except BaseException:
+    except BaseException:  # Ctrl-C too
         close()
         raise
 

@@ -198,7 +198,7 @@ class Stager:
                     self.store.create_ram_files(hold.tier, hold.extents)
                     made.append(hold)
             await self.store.make_durable(holds)
-        except BaseException:
+        except BaseException:  # a cancelled one too: nobody hears of these blocks
             for hold in made:
                 self.store.remove_ram_files(hold.tier, hold.extents)
             for staged in fresh:
