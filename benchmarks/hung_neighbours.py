@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+from hypercache_compat import disks
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, daemon_folders
 
 PROMISED_MS = 50.0
@@ -31,7 +30,6 @@ PAUSE_S = 0.001  # between two requests of the client that is watched
 POOL_SIZE = "64MiB"
 DISK_BYTES = 192 << 20
 DEADLINE_S = 30.0
-TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze")
 
 
 @dataclass(frozen=True)
@@ -188,7 +186,7 @@ def hanging_disk(daemon: DaemonProcess, disk: Path) -> Iterator[None]:
         commit(client, f"s3-free://evicted/{number}", local_only=True)
     for number, client in enumerate(others[HUNG:]):
         client.ask("stage_write", uri=f"s3-free://committed/{number}", size_bytes=4096)
-    with frozen(disk):
+    with disks.frozen(disk):
         for number, client in enumerate(others[:HUNG]):
             client.send("evict", uri=f"s3-free://evicted/{number}")
         for number, client in enumerate(others[HUNG:]):
@@ -229,28 +227,11 @@ def small_disk(folder: Path) -> Iterator[Path]:
     """A folder; where root can, with a file system of its own in it, which can be frozen."""
     disk = folder / "disk"
     disk.mkdir()
-    if os.geteuid() != 0 or not all(map(shutil.which, TOOLS)):
+    if disks.lacks_to_freeze():
         yield disk
         return
-    image = folder / "image"
-    image.touch()
-    os.truncate(image, DISK_BYTES)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
-    try:
+    with disks.on_a_file(disk, folder / "image", DISK_BYTES):
         yield disk
-    finally:
-        subprocess.run(["umount", disk], check=True)
-
-
-@contextmanager
-def frozen(disk: Path) -> Iterator[None]:
-    """Whatever writes to the file system meanwhile waits."""
-    subprocess.run(["fsfreeze", "--freeze", disk], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["fsfreeze", "--unfreeze", disk], check=True)
 
 
 def table(waits: Mapping[str, Waits]) -> str:
@@ -262,5 +243,5 @@ def table(waits: Mapping[str, Waits]) -> str:
     for name, each in waits.items():
         rows.append(f"| {name} | {each.p50_ms:.2f} | {each.p99_ms:.2f} | {each.most_ms:.2f} |")
     if not any("disk" in name for name in waits):
-        rows.append(f"\nThe disk was not made to hang: that takes root and {', '.join(TOOLS)}.")
+        rows.append(f"\nThe disk was not made to hang: that takes {disks.lacks_to_freeze()}.")
     return "\n".join(rows)

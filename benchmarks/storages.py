@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypercache_compat.loop_devices import can_make_loop_devices, loop_device, mounted
+from hypercache_compat.loop_devices import lacks_for_loop_devices, loop_device, mounted
 
 ROOT = Path(__file__).resolve().parent.parent
 RAM = Path("/dev/shm")
@@ -81,8 +82,10 @@ class Storage:
 
 def in_memory() -> Storage:
     """Loop devices over memory where this user may make them, else files in memory."""
-    if can_make_loop_devices() and shutil.which("mkfs.ext4") is not None:
+    lacking = lacks_for_loop_devices("mkfs.ext4", "mount", "umount")
+    if not lacking:
         return Storage("RAM, loop devices", RAM, in_memory=True, direct=True, loop=True)
+    print(f"files stand in for loop devices, which take {lacking}", file=sys.stderr)
     return Storage("RAM, files", RAM, in_memory=True, direct=_takes_direct(RAM), loop=False)
 
 

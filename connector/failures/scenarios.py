@@ -19,7 +19,7 @@ from functools import partial
 
 from hypercache_compat import disks
 from hypercache_compat.altered_replies import Fields
-from hypercache_compat.loop_devices import can_make_loop_devices
+from hypercache_compat.loop_devices import lacks_for_loop_devices
 from hypercache_compat.payloads import MIB
 from hypercache_compat.raw_wire import Message
 from hypercache_compat.waiting import wait_until
@@ -356,8 +356,8 @@ def few_descriptors(pid: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
-_LOOPS = "" if can_make_loop_devices() else "loop devices (root)"
-_MOUNTS = "" if disks.may_mount() else "root, to mount a small file system in memory"
+_LOOPS = lacks_for_loop_devices()
+_MOUNTS = disks.lacks_to_mount()
 _RELAYED = Setup(relayed=True)
 
 

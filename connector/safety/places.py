@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypercache_compat.loop_devices import can_make_loop_devices, loop_devices
+from hypercache_compat.loop_devices import can_make_loop_devices, lacks_for_loop_devices, loop_devices
 
 MIB = 1 << 20
 POOL_MIB = 512
@@ -37,7 +37,8 @@ class Places:
 
 def kind() -> str:
     """What devices are here."""
-    return "loop devices" if can_make_loop_devices() else "plain files, since loop devices take root"
+    lacking = lacks_for_loop_devices()
+    return f"plain files, since loop devices take {lacking}" if lacking else "loop devices"
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from hypercache_compat.waiting import wait_until
 
 STATE_DISK_BYTES = 32 << 20  # SQLite's log may have 16 MiB
 BACKEND_DISK_BYTES = 64 << 20
-MAY_MOUNT = disks.may_mount()
+MAY_MOUNT = not disks.lacks_to_mount()
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ FAULTS = (
     Fault("SIGKILL at a step of the catalog", kill_at_catalog_step),
     Fault("SIGSTOP, then SIGCONT", stop_and_go_on),
     Fault("the catalog's disk is full", fill_catalog_disk, small_state_disk),
-    Fault("the backend hangs", hang_backend, backend_disk, "" if disks.may_freeze() else disks.TO_FREEZE),
+    Fault("the backend hangs", hang_backend, backend_disk, disks.lacks_to_freeze()),
     Fault("the backend fails", fail_backend),
     Fault("a byte on a device flips", flip_a_byte),
     Fault("a device vanishes and comes back", lose_device, is_slow=True),

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from daemon_harness import cleared, eventually, pattern, running
 
+from hypercache_compat.loop_devices import lacks_for_loop_devices
 from hypercache_daemon import device_health
 from hypercache_daemon.devices import (
     RESERVED_BYTES,
@@ -113,8 +114,8 @@ def has_loops(request: pytest.FixtureRequest) -> bool:
 
 
 def _why_no_loops() -> str:
-    if os.geteuid() != 0:
-        return "they need root"
+    if lacking := lacks_for_loop_devices("mkfs.ext4", "mount", "umount", "partx"):
+        return f"they take {lacking}"
     with tempfile.NamedTemporaryFile(prefix="hc", dir="/tmp") as image:
         os.truncate(image.name, MIB)
         try:

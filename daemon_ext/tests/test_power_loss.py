@@ -91,13 +91,13 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def may_lose_power(request: pytest.FixtureRequest) -> bool:
-    may = disks.may_freeze()
-    if not may and os.environ.get("CI") == "true":
-        pytest.fail(f"the tests of power losses cannot run here: they take {disks.TO_FREEZE}")
-    if not may:
+    lacking = disks.lacks_to_freeze()
+    if lacking and os.environ.get("CI") == "true":
+        pytest.fail(f"the tests of power losses cannot run here: they take {lacking}")
+    if lacking:
         with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-            print(f"\nnothing is lost in the tests of power losses: that takes {disks.TO_FREEZE}")
-    return may
+            print(f"\nnothing is lost in the tests of power losses: that takes {lacking}")
+    return not lacking
 
 
 @pytest.fixture

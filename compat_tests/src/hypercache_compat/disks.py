@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
+from .loop_devices import LOOP_CONTROL
+from .machine import lacks
+
 MIB = 1 << 20
-TO_FREEZE = "root, mkfs.ext4, fsfreeze and loop devices"
 
 
 @contextmanager
@@ -87,13 +89,13 @@ def gone(path: Path) -> Iterator[None]:
         elsewhere.rename(path)
 
 
-def may_mount() -> bool:
-    """Whether we may mount a file system in memory; tried out."""
-    return _works(lambda folder: in_memory(folder, MIB))
+def lacks_to_mount() -> str:
+    """What this machine lacks to mount a file system in memory, "" where nothing; tried out."""
+    return lacks("mount", "umount") or _refusal(lambda folder: in_memory(folder, MIB))
 
 
-def may_freeze() -> bool:
-    """Whether we may mount a file, and freeze what is in it; tried out."""
+def lacks_to_freeze() -> str:
+    """What this machine lacks to mount a file, and to freeze what is in it, "" where nothing; tried out."""
 
     @contextmanager
     def both(folder: Path) -> Iterator[None]:
@@ -102,17 +104,19 @@ def may_freeze() -> bool:
         with on_a_file(place, folder / "image", 2 * MIB), frozen(place):
             yield
 
-    return _works(both)
+    tools = ("mkfs.ext4", "mount", "umount", "fsfreeze")
+    return lacks(*tools, files=(LOOP_CONTROL,)) or _refusal(both)
 
 
-def _works(tried: Callable[[Path], AbstractContextManager[None]]) -> bool:
+def _refusal(tried: Callable[[Path], AbstractContextManager[None]]) -> str:
     with tempfile.TemporaryDirectory(prefix="hc", dir="/dev/shm") as folder:
         try:
             with tried(Path(folder)):
-                return True
-        except (OSError, subprocess.CalledProcessError):
-            return False
+                return ""
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+            return f"a machine that lets root do it ({' '.join(said.split())})"
 
 
 def _run(*command: object) -> None:
-    subprocess.run([str(word) for word in command], check=True, capture_output=True)
+    subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from .machine import lacks
+
 MIB = 1024 * 1024
+LOOP_CONTROL = "/dev/loop-control"
+
+
+def lacks_for_loop_devices(*programs: str) -> str:
+    """What this process lacks to attach loop devices, and to run these programs on them; "" where nothing."""
+    return lacks("losetup", *programs, files=(LOOP_CONTROL,))
 
 
 def can_make_loop_devices() -> bool:
-    """May this process attach loop devices? Root on a machine that has them."""
-    return os.geteuid() == 0 and os.access("/dev/loop-control", os.W_OK)
+    """Whether this process may attach loop devices."""
+    return not lacks_for_loop_devices()
 
 
 @contextmanager
