@@ -355,6 +355,9 @@ def test_a_block_that_cannot_be_copied_out_is_a_miss_of_its_own(
     assert store.put_many(["a", "b"], [payload("a", 5000), payload("b", 70_001)]) == [True, True]
     monkeypatch.setattr(kv_store, "bytes", scarce, raising=False)
     assert store.get_many(["a", "b"]) == [payload("a", 5000), None]
+    status = store.status()
+    assert (status["loads"], status["bytes"]["loaded"]) == ({"ok": 1, "no_memory": 1}, 5000)
+    assert "healing" not in status  # nothing is wrong with it
 
 
 def test_a_chunk_without_memory_for_its_copy_fails_its_block_alone(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any, NoReturn
@@ -155,11 +156,9 @@ class KVStore:
             return [out if outcome.good else None for out, outcome in zip(outs, outcomes, strict=True)]
         rooms = [_with_room(answer) for answer in located(self._engine, uris)]
         hits, buffers = [hit for hit, _ in rooms], [buffer for _, buffer in rooms]
-        outcomes = load_located(self._engine, uris, hits, buffers)
-        return [
-            self._taken(buffer) if outcome.good else None
-            for buffer, outcome in zip(buffers, outcomes, strict=True)
-        ]
+        blocks: list[bytes | None] = [None] * len(keys)
+        load_located(self._engine, uris, hits, buffers, partial(self._take, buffers, blocks))
+        return blocks
 
     def exists_many(self, block_keys: Iterable[str]) -> list[bool]:
         """Whether a `get` of each could verify it now. It may be evicted before one: a miss.
@@ -224,12 +223,14 @@ class KVStore:
         require_home(self._engine, "KVStore")
         return [self._uri(key) for key in block_keys]
 
-    def _taken(self, buffer: Buffer) -> bytes | None:
+    def _take(self, buffers: Sequence[Buffer], blocks: list[bytes | None], index: int) -> Outcome:
+        """Copy what was loaded into a buffer to its place in `blocks`."""
         try:
-            return bytes(buffer.view)
+            blocks[index] = bytes(buffers[index].view)
         except MemoryError:  # of this block alone: another one may be smaller
-            self._engine.log.note("memory", "no memory for a block of %d bytes", buffer.size_bytes)
-            return None
+            self._engine.log.note("memory", "no memory for a block of %d bytes", buffers[index].size_bytes)
+            return Outcome.NO_MEMORY
+        return Outcome.OK
 
     def _uri(self, block_key: str) -> str:
         if not isinstance(block_key, str):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from hypercache_protocol import Tier
@@ -75,9 +75,18 @@ def load(engine: Engine, uris: Sequence[str], buffers: Sequence[Buffer]) -> list
 
 
 def load_located(
-    engine: Engine, uris: Sequence[str], hits: Sequence[Answer], buffers: Sequence[Buffer]
+    engine: Engine,
+    uris: Sequence[str],
+    hits: Sequence[Answer],
+    buffers: Sequence[Buffer],
+    take: Callable[[int], Outcome] | None = None,
 ) -> list[Outcome]:
-    """The same where it was asked before what lies where: `hits` are what `located` gave for `uris`."""
+    """The same where it was asked before what lies where: `hits` are what `located` gave for `uris`.
+
+    Args:
+        take: takes what was verified out of the buffer with that index, before it is counted as OK, and gives
+            OK or why that failed.
+    """
     deadline = time.monotonic() + engine.transfer_timeout_s
     doubts = [
         doubt_about_object(hit, uri, buffer.size_bytes, seals=engine.seals)
@@ -101,6 +110,8 @@ def load_located(
     with engine.gate.loading():
         read = mapped(engine.readers, partial(_read_before_writes, engine, deadline), runs, Outcome.CLOSED)
     outcomes = _opened(engine, sealed, _settled(hits, doubts, read))
+    if take:
+        outcomes = [take(index) if each is Outcome.OK else each for index, each in enumerate(outcomes)]
     _count_loads(engine, buffers, outcomes, sealed)
     damaged = {
         transfer.key_index
