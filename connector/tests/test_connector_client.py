@@ -22,6 +22,7 @@ from hypercache_connector import Client, ConfigError, DaemonUnavailable, dialing
 from hypercache_connector.connection import WINDOW_BYTES, Connection, DeadBeforeSending
 from hypercache_connector.outcomes import Outcome
 from hypercache_protocol import SyncStatus
+from hypercache_protocol.batches import LocateMany
 from hypercache_protocol.messages import (
     CommitWrite,
     Evict,
@@ -103,6 +104,33 @@ def test_a_wrong_argument_is_told_at_once_in_one_sentence(wrong: dict[str, Any],
     with pytest.raises(ConfigError, match=re.escape(sentence)) as caught:
         Client(**{"socket_path": "/nowhere/s"} | wrong)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (lambda client: client.exchange([Ping(), 1]), "such as Ping(), of hypercache_protocol, not 1"),
+        (lambda client: client.exchange([Ping]), "give a request such as Ping()"),
+        (lambda client: client.exchange([PongReply()]), "not PongReply("),
+        (lambda client: client.exchange(Ping()), "requests is a sequence of requests, not one request"),
+        (
+            lambda client: client.ask(Ping()),
+            "such as LocateMany(), of hypercache_protocol.batches, not Ping()",
+        ),
+        (lambda client: client.ask([LocateMany(suffixes=("u",))]), "not [LocateMany("),
+        (lambda client: client.ask(LocateMany(suffixes=("u",), layouts=False)), "must be on; `lookup` is"),
+        (lambda client: client.lookup(["u"], needs="abc"), "needs is a set of features, not 'abc'"),
+        (lambda client: client.exchange([Ping()], needs=["a"]), "needs is a set of features, not ['a']"),
+        (lambda client: client.borrow(needs=None), "needs is a set of features, not None"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_in_one_sentence_and_nothing_is_sent(
+    scripted, make: MakeClient, ask: Callable[[Any], object], sentence: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(sentence)) as caught:
+        ask(make())
+    assert "\n" not in str(caught.value)
+    assert scripted.connections_accepted == 0
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -282,6 +282,23 @@ def test_replies_out_of_order_are_refused_and_nothing_is_lost(request_id: int) -
     assert pair.answer((1, MissReply())) == [ReplyReceived(1, MissReply())]
 
 
+@pytest.mark.parametrize("wrong", [1, Locate, MissReply(), None, Request()], ids=repr)
+def test_what_is_no_request_is_told_in_a_sentence_and_nothing_is_asked(wrong: Any) -> None:
+    pair = SessionPair()
+    with pytest.raises(TypeError, match=r"give a request such as Ping\(\), of hypercache_protocol, not "):
+        pair.client.send_request(wrong)
+    assert pair.client.pending == 0
+
+
+@pytest.mark.parametrize("wrong", [1, MissReply, LOCATE, None, Reply()], ids=repr)
+def test_what_is_no_reply_is_told_in_a_sentence_and_its_request_is_still_to_be_answered(wrong: Any) -> None:
+    pair = SessionPair()
+    pair.ask(LOCATE)
+    with pytest.raises(TypeError, match=r"give a reply such as PongReply\(\), of hypercache_protocol, not "):
+        pair.daemon.send_reply(1, wrong)
+    assert pair.answer((1, MissReply())) == [ReplyReceived(1, MissReply())]
+
+
 def test_a_reply_is_sent_once_and_not_unasked() -> None:
     pair = SessionPair()
     with pytest.raises(LocalProtocolError):

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from hypercache_protocol import ErrorCode, Tier
+from hypercache_protocol.actions import check_request
 from hypercache_protocol.fields import MAX_URI_BYTES, Uri
 from hypercache_protocol.messages import (
     AppendWrite,
@@ -239,6 +240,20 @@ class Actions(ABC):
             if isinstance(reply, ErrorReply):
                 raise DaemonRefused(action.action, reply, replies)
         return replies
+
+
+def checked_requests(requests: Iterable[Request]) -> list[Request]:
+    """All of them, each of which is one.
+
+    Raises:
+        TypeError: one is not.
+    """
+    if isinstance(requests, Request):  # which pydantic would give field by field
+        raise TypeError("requests is a sequence of requests, not one request")
+    listed = list(requests)  # a generator would have none left for a second attempt
+    for request in listed:
+        check_request(request)
+    return listed
 
 
 def checked_uris(uris: Iterable[str]) -> list[str]:

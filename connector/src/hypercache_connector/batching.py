@@ -45,6 +45,20 @@ class Batch:
     count: int
 
 
+def check_batch(many: object) -> None:
+    """Nothing, where it is a batch that can be asked of a daemon of any wire.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    if type(many) not in _SINGLES:
+        raise TypeError(
+            f"give a batch such as LocateMany(), of hypercache_protocol.batches, not {many!r}"[:200]
+        )
+    if isinstance(many, LocateMany) and not many.layouts:
+        raise ValueError("locate_many: 'layouts' must be on; `lookup` is for those who want none")
+
+
 def pieces(many: BatchRequest, limits: HelloLimits) -> Iterator[Batch]:
     """The same request as few that keep to the daemon's limits; for a lone uri mostly one of wire 1."""
     uris, bounds = many.uris(), _checksum_bounds(many)

@@ -29,8 +29,8 @@ from hypercache_protocol.batches import BatchRequest
 from hypercache_protocol.messages import Reply, Request
 from hypercache_protocol.versions import LATEST, RELEASED, features_of
 
-from .actions import Actions, checked_uris
-from .batching import spares_stored
+from .actions import Actions, checked_requests, checked_uris
+from .batching import check_batch, spares_stored
 from .config import ClientConfig, ConfigError, checked, find_socket
 from .connection import Connection, DeadBeforeSending
 from .layouts import Answer
@@ -108,11 +108,12 @@ class Client(Actions):
         Raises:
             DaemonUnavailable: none of the requests may be taken for carried out, nor for not.
             LocalProtocolError: the wire can't carry one of the requests.
+            TypeError: one of them is no request; nothing was asked.
         """
-        requests = list(requests)  # a generator would have none left for the second attempt
-        if not requests:
+        asked = checked_requests(requests)
+        if not asked:
             return []
-        return self._carried_out(lambda connection, by: connection.exchange(requests, by), needs)
+        return self._carried_out(lambda connection, by: connection.exchange(asked, by), needs)
 
     def ask(self, many: BatchRequest, *, needs: frozenset[str] = frozenset()) -> list[Answer]:
         """What came of each uri of a batch, in order, whatever wire the daemon speaks; all over one
@@ -121,7 +122,9 @@ class Client(Actions):
         Raises:
             DaemonUnavailable, LocalProtocolError: as for `exchange`; also where what is stored is to be
                 spared and the daemon can't (wire 2.1).
+            TypeError, ValueError: it is no such batch; nothing was asked.
         """
+        check_batch(many)
         if not many.suffixes:
             return []
         if spares_stored(many):
@@ -144,8 +147,7 @@ class Client(Actions):
         Raises:
             DaemonUnavailable: there is none to be had, or the daemon lacks what the caller `needs`.
         """
-        self._drop_connections_of_parent_process()
-        self._refuse_if_closed_or_open()
+        self._begin(needs)
         connection = self._kept() or self._connect(time.monotonic() + self._timeout_s)
         self._check_needs(connection, needs)
         return connection
@@ -185,8 +187,7 @@ class Client(Actions):
 
     def _carried_out(self, work: Callable[[Connection, float], list[_T]], needs: frozenset[str]) -> list[_T]:
         """What `work` gives on a connection of its own, by the deadline that it is told."""
-        self._drop_connections_of_parent_process()
-        self._refuse_if_closed_or_open()
+        self._begin(needs)
         deadline = time.monotonic() + self._timeout_s
         try:
             try:
@@ -279,7 +280,11 @@ class Client(Actions):
                 _what_is_missing(missing, connection.wire, self._version),
             )
 
-    def _refuse_if_closed_or_open(self) -> None:
+    def _begin(self, needs: frozenset[str]) -> None:
+        """Refuse what can only fail."""
+        if not isinstance(needs, (frozenset, set)):
+            raise TypeError(f"needs is a set of features, not {needs!r}"[:200])
+        self._drop_connections_of_parent_process()
         if self._closed.is_set():
             raise DaemonUnavailable(Outcome.CLOSED, "the client was closed")
         if self._probing is not None:

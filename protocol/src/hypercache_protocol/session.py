@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from .actions import check_reply, check_request
 from .batches import Hello, HelloReply
 from .codecs import json_lines, msgpack_frames
 from .errors import InvalidMessage, LocalProtocolError, RemoteProtocolError
@@ -242,7 +243,9 @@ class Session:
         Raises:
             LocalProtocolError: the wire that is spoken cannot carry it, it is too long, or a hello is not
                 answered yet.
+            TypeError: it is no request.
         """
+        check_request(request)
         if self._hello_id is not None:
             raise LocalProtocolError(f"{request.action}: the hello before it is not answered yet")
         request_id = self._last_id + 1
@@ -262,7 +265,9 @@ class Session:
         Raises:
             LocalProtocolError: nobody asked, or on wire 1 an older request is unanswered; or the reply is
                 too long or holds what the wire cannot carry, and the request is still unanswered.
+            TypeError: it is no reply; the request is still unanswered.
         """
+        check_reply(reply)
         if request_id not in self._open or not (self.is_framed or request_id == next(iter(self._open))):
             raise LocalProtocolError(f"request {request_id} is not the next to be answered")
         if self.is_framed:
