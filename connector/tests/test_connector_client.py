@@ -115,7 +115,7 @@ def test_a_wrong_argument_is_told_at_once_in_one_sentence(wrong: dict[str, Any],
         (lambda client: client.exchange(Ping()), "requests is a sequence of requests, not one request"),
         (
             lambda client: client.ask(Ping()),
-            "such as LocateMany(), of hypercache_protocol.batches, not Ping()",
+            "LocateMany(), of hypercache_protocol.batches, not Ping()",
         ),
         (lambda client: client.ask([LocateMany(suffixes=("u",))]), "not [LocateMany("),
         (lambda client: client.ask(LocateMany(suffixes=("u",), layouts=False)), "must be on; `lookup` is"),
