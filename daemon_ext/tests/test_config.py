@@ -17,6 +17,7 @@ from hypercache_protocol.versions import LATEST, RELEASED
 
 MIB = 1 << 20
 POOL = ["--pool-dir", "/pool"]
+USERS_OF_SQLITE = ("command", "catalog", "catalog_file")
 
 
 def refusal(*arguments: str) -> str:
@@ -192,6 +193,17 @@ def test_what_is_not_installed_is_said_with_what_brings_it(
     monkeypatch.setitem(sys.modules, "trio", None)
     assert start() == 2
     assert "the module trio is not installed" in capsys.readouterr().err
+
+
+def test_what_python_itself_lacks_is_not_put_down_to_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("sqlite3", "sqlite3.dbapi2", *(f"hypercache_daemon.{own}" for own in USERS_OF_SQLITE)):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "_sqlite3", None)
+    assert start() == 2
+    said = "this Python was built without its own module _sqlite3; take one that has it"
+    assert capsys.readouterr().err == f"hypercached: {said}\n"
 
 
 def test_a_broken_installation_is_not_taken_for_an_incomplete_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`hypercached`, or what to install where what the daemon needs is not there; command.py is the daemon's."""
+"""`hypercached`, or what to do where what the daemon needs is not there; command.py is the daemon's."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ def main() -> int:
     try:
         from .command import main as run
     except ModuleNotFoundError as missing:
-        if str(missing.name).startswith("hypercache_"):  # then the installation is broken, not incomplete
+        name = str(missing.name)
+        if name.startswith("hypercache_"):  # then the installation is broken, not incomplete
             raise
-        print(
-            f"hypercached: the module {missing.name} is not installed; the daemon's come with "
-            "pip install 'hypercache-ext[daemon]'",
-            file=sys.stderr,
-        )
+        print(f"hypercached: {_what_to_do_about(name)}", file=sys.stderr)
         return 2
     return run()
+
+
+def _what_to_do_about(missing: str) -> str:
+    if missing.partition(".")[0] in sys.stdlib_module_names:
+        return f"this Python was built without its own module {missing}; take one that has it"
+    return (
+        f"the module {missing} is not installed; the daemon's come with pip install 'hypercache-ext[daemon]'"
+    )
 
 
 if __name__ == "__main__":
