@@ -578,6 +578,29 @@ def test_a_start_that_fails_is_not_counted() -> None:
             assert catalog.epoch == 1
 
 
+@pytest.mark.parametrize(
+    ("step", "sentence", "epoch"),
+    [
+        ("transaction", "nothing in the catalog was changed", 1),
+        ("write_ahead", "every object in the catalog is as it was", 2),
+    ],
+)
+def test_a_start_that_cannot_write_says_what_was_changed(
+    step: str, sentence: str, epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with made() as path:
+        monkeypatch.setattr(catalog_module, step, fail)
+        refused = pytest.raises(CatalogError, match=f"cannot be written: disk I/O error; .*: {sentence}$")
+        with closing(Catalog.open(path, POOL)) as catalog, refused, catalog.checked():
+            pass
+        monkeypatch.undo()
+        with opened(path, POOL) as catalog:
+            assert catalog.epoch == epoch
+
+
 def cells(database: bytes, page_start: int) -> int:
     return int.from_bytes(database[page_start + 3 : page_start + 5], "big")
 

@@ -122,9 +122,9 @@ class Catalog:
             finally:
                 check.result()
         begun = self._connection.in_transaction  # by a migration
-        with in_words(self.path):
-            with transaction(self._connection, durable=True, begun=begun):
-                self._connection.execute("UPDATE meta SET value=? WHERE name='epoch'", (str(self.epoch),))
+        with in_words(self.path), transaction(self._connection, durable=True, begun=begun):
+            self._connection.execute("UPDATE meta SET value=? WHERE name='epoch'", (str(self.epoch),))
+        with in_words(self.path, kept="every object in the catalog is as it was"):
             write_ahead(self._connection)
         self._is_checked = True
 

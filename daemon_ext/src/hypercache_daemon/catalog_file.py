@@ -170,8 +170,12 @@ def close_unchanged(connection: sqlite3.Connection, path: Path) -> None:
 
 
 @contextmanager
-def in_words(path: Path) -> Iterator[None]:
-    """SQLite's complaints in the body as a CatalogError that says what to do about them."""
+def in_words(path: Path, kept: str = "nothing in the catalog was changed") -> Iterator[None]:
+    """SQLite's complaints in the body as a CatalogError that says what to do about them.
+
+    Args:
+        kept: what is true where the body cannot write.
+    """
     try:
         yield
     except (sqlite3.Error, ValueError) as error:
@@ -180,7 +184,7 @@ def in_words(path: Path) -> Iterator[None]:
         if any(word in str(error) for word in ("full", "I/O")):
             raise CatalogError(
                 f"the catalog {path} cannot be written: {error}; make room on its disk, or see why it fails, "
-                "and start again: nothing in the catalog was changed"
+                f"and start again: {kept}"
             ) from error
         raise CatalogError(f"the catalog {path} cannot be used: {error}; {WAY_OUT}") from error
 
