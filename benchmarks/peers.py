@@ -60,7 +60,7 @@ def _floor(_: Room) -> Iterator[Spec]:
     }
 
 
-def _hypercache(device_count: int) -> Callable[[Room], AbstractContextManager[Spec]]:
+def hypercache(device_count: int) -> Callable[[Room], AbstractContextManager[Spec]]:
     @contextmanager
     def ready(room: Room) -> Iterator[Spec]:
         with room.storage.devices(device_count, room.size_bytes) as devices:
@@ -110,7 +110,7 @@ def _fio(device_count: int) -> Callable[[Room], AbstractContextManager[Spec]]:
 def _on_devices(count: int) -> tuple[Peer, ...]:
     """HyperCache and, where it is installed, fio on so many devices."""
     name = "" if count == DEVICES else f", {count} device{'s' if count > 1 else ''}"
-    ours = Peer(f"HyperCache{name}", _hypercache(count))
+    ours = Peer(f"HyperCache{name}", hypercache(count))
     fio = Peer(f"fio{name}", _fio(count), looks_up=False, host=lambda _: nullcontext(FioHost()))
     return (ours, fio) if is_installed() else (ours,)
 

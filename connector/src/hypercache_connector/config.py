@@ -104,9 +104,9 @@ class Config(EngineConfig):
     tier: Annotated[Tier, _word(Tier)] = Tier.NVME
     overwrite: bool = False
     seal_for_old_daemons: bool = False
-    lookup_threads: Threads = 2
-    load_threads: Threads = 4
-    store_threads: Threads = 4
+    lookup_threads: Threads = 4
+    load_threads: Threads = 8
+    store_threads: Threads = 8
     queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
 
     @field_validator("namespace")
