@@ -222,7 +222,7 @@ _PARTS = st.sampled_from(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.booleans(), st.binary(max_size=40) | _PARTS), max_size=12))
 def test_whatever_was_recorded_is_decoded(said: list[tuple[bool, bytes]]) -> None:
     pieces = [Captured(0, side, 0.0, data) for side, data in said]

@@ -199,7 +199,7 @@ class Scripted:
         return len(data)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     length=st.integers(1, 5 * ALIGNMENT),
     shift=st.sampled_from(SHIFTS),

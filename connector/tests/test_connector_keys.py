@@ -43,6 +43,7 @@ def test_golden_uris_never_change(namespace: str, key: str, uri: str) -> None:
     assert UriMapping(namespace).uri(key) == uri
 
 
+@settings(max_examples=100)
 @given(namespace=any_text, key=any_text)
 def test_a_uri_gives_namespace_and_key_back(namespace: str, key: str) -> None:
     path = UriMapping(namespace).uri(key).removeprefix("hypercache://lmcache/v1/")
@@ -51,13 +52,14 @@ def test_a_uri_gives_namespace_and_key_back(namespace: str, key: str) -> None:
     assert unquote(second, errors="surrogatepass") == key
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.tuples(awkward, awkward), st.tuples(awkward, awkward))
 def test_two_keys_never_share_a_uri(one: tuple[str, str], other: tuple[str, str]) -> None:
     same = UriMapping(one[0]).uri(one[1]) == UriMapping(other[0]).uri(other[1])
     assert same == (one == other)
 
 
+@settings(max_examples=100)
 @given(any_text)
 def test_the_fast_encoding_is_the_standard_one(key: str) -> None:
     expected = quote(key.encode("utf-8", "surrogatepass"), safe="@")
@@ -85,7 +87,7 @@ batches = st.lists(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=100)
 @given(shared=any_text, keys=batches)
 def test_a_batch_has_the_uris_of_its_keys(shared: str, keys: list[str]) -> None:
     mapping = UriMapping("n/s")
@@ -103,6 +105,7 @@ def test_what_may_not_stay_in_a_key_is_encoded_among_many_as_alone(keys: list[st
     assert mapping.encoded(keys) == [mapping.uri(key).encode() for key in keys]
 
 
+@settings(max_examples=100)
 @given(st.lists(st.text("a@/é", max_size=6), max_size=6))
 def test_what_keys_share_up_to_a_separator_is_taken_off_all_or_none(keys: list[str]) -> None:
     split = shared_up_to("@", keys)

@@ -127,7 +127,7 @@ def test_all_files_of_the_ram_tier_take_turns_as_one_device() -> None:
     assert runs_of([*files, *apart]) == [[transfer] for pair in pairs for transfer in pair]
 
 
-@settings(deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3), st.sampled_from(["/a", "/b"]))))
 def test_every_transfer_is_in_one_run_and_runs_have_no_gap(drawn: list[tuple[int, int, str]]) -> None:
     chunks = [chunk(start * ALIGNMENT, blocks * ALIGNMENT, device=device) for start, blocks, device in drawn]

@@ -46,7 +46,7 @@ def moved(planned: Sequence[ChunkTransfer], devices: dict[str, bytearray], *, re
             device[place] = transfer.part.view
 
 
-@settings(deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 3 * BLOCK_BYTES + 1), st.lists(st.integers(0, 5 * BLOCK_BYTES), max_size=6))
 def test_it_comes_back_from_a_layout_of_any_shape(size: int, cuts: list[int]) -> None:
     payload, back, devices = os.urandom(size), bytearray(size), {}
@@ -62,7 +62,7 @@ def test_it_comes_back_from_a_layout_of_any_shape(size: int, cuts: list[int]) ->
     assert back == payload
 
 
-@settings(deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 20), max_size=6), st.data())
 def test_a_cut_layout_has_every_byte_once(lengths: list[int], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, sum(lengths)))

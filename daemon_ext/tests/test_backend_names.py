@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hypercache_daemon.backend import Backend, BackendError
@@ -60,6 +60,7 @@ def test_a_hypercache_uri_lies_under_the_backend_at_its_own_name_with_dangerous_
     assert url_of(Backend("memory://root"), uri) == f"memory://root/{path}"
 
 
+@settings(max_examples=100)
 @given(AWKWARD)
 @example("%")
 @example("%25/..")

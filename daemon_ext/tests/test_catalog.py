@@ -123,7 +123,7 @@ HOLDS = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(OBJECTS, max_size=8, unique_by=(lambda stored: stored.uri, lambda stored: stored.generation)),
     st.lists(HOLDS, max_size=8, unique_by=lambda hold: (hold.hold_id, hold.part)),
@@ -369,7 +369,7 @@ def test_a_catalog_that_was_cut_off_is_refused_and_left_as_it_is(left: float) ->
         assert path.read_bytes() == cut
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.data())
 def test_a_changed_byte_is_noticed_or_of_no_account(data: st.DataObject) -> None:
     image = bytearray(DAMAGE_IMAGE)

@@ -7,7 +7,7 @@ import zlib
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypercache_daemon.access import DeviceError
@@ -68,11 +68,13 @@ def test_version_1_is_read_and_written_as_it_was_released() -> None:
     assert encode(GOLDEN_BLOCK) == GOLDEN
 
 
+@settings(max_examples=100)
 @given(block=blocks)
 def test_every_superblock_comes_back_as_it_was_written(block: Superblock) -> None:
     assert decode(encode(block), "/dev/x") == block
 
 
+@settings(max_examples=100)
 @given(position=st.integers(0, SUPERBLOCK_BYTES - 1), change=st.integers(1, 255))
 def test_no_damaged_byte_goes_unnoticed(position: int, change: int) -> None:
     damaged = bytearray(GOLDEN)

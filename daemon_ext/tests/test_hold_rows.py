@@ -85,7 +85,7 @@ def test_what_a_daemon_before_this_one_left_is_dropped_by_its_id() -> None:
 KINDS = st.tuples(st.sampled_from(Tier), st.integers(0, 40), st.booleans())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_the_rows_always_say_what_is_held_also_after_transactions_that_fail(data: st.DataObject) -> None:
     catalog = Catalog()

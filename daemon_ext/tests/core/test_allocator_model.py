@@ -203,4 +203,4 @@ class AllocatorAgainstBlocks(RuleBasedStateMachine):
 
 
 TestAllocatorAgainstBlocks = AllocatorAgainstBlocks.TestCase
-TestAllocatorAgainstBlocks.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAllocatorAgainstBlocks.settings = settings(max_examples=60, stateful_step_count=30)

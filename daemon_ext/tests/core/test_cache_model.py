@@ -622,7 +622,6 @@ class CacheMachine(RuleBasedStateMachine):
 CacheMachine.TestCase.settings = settings(
     max_examples=50,
     stateful_step_count=100,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestCacheAgainstItsModel = CacheMachine.TestCase

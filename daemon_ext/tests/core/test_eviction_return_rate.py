@@ -368,7 +368,7 @@ class AgainstThePlainOne(RuleBasedStateMachine):
 
 
 TestAgainstThePlainOne = AgainstThePlainOne.TestCase
-TestAgainstThePlainOne.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAgainstThePlainOne.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @given(

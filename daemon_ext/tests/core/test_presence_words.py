@@ -8,7 +8,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hypercache_daemon.core.allocator import Allocator
@@ -58,7 +58,6 @@ STEPS = st.lists(st.tuples(st.sampled_from(URIS), st.sampled_from([True, False, 
 
 
 @pytest.mark.parametrize("buckets", [1, 2, 8, 64])
-@settings(deadline=None)
 @given(loaded=st.dictionaries(st.sampled_from(URIS), st.booleans()), steps=STEPS)
 def test_it_has_what_the_object_table_has(
     buckets: int, loaded: dict[str, bool], steps: list[tuple[str, bool | None]]
