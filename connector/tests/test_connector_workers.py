@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,3 +131,32 @@ def test_what_interrupts_a_caller_comes_out_only_when_no_thread_is_at_work(
         workers.map(work, list(range(100)), None)
     assert len(finished) == len(workers.threads), "those that had begun, and none after it"
     assert workers.map(str, [1, 2, 3], "") == ["1", "2", "3"], "the threads are free again"
+
+
+def test_threads_that_began_before_an_interruption_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, begun = threading.Thread.start, list[threading.Thread]()
+
+    def interrupted(thread: threading.Thread) -> None:
+        begin(thread)
+        begun.append(thread)
+        if len(begun) == 2:
+            raise Interrupted
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(Interrupted):
+        ChunkWorkers("test", 3)
+    assert len(begun) == 2
+    assert ended(begun)
+
+
+def test_a_close_that_was_interrupted_can_be_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> None:
+        raise Interrupted
+
+    workers = ChunkWorkers("test", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "_batches", SimpleNamespace(put=interrupted, get=workers._batches.get))
+        with pytest.raises(Interrupted):
+            workers.close()
+    workers.close()
+    assert ended(workers.threads)

@@ -187,13 +187,11 @@ class ChunkWorkers:
 
     def close(self) -> None:
         """Begin no more items and let the threads end; join `threads` to know that none is at work."""
-        if self._closing.is_set():
-            return
         self._closing.set()
-        for _ in self.threads:
-            self._batches.put(None)
+        self._batches.put(None)  # each thread hands it on: Ctrl-C may have kept one out of `threads`
 
     def _loop(self) -> None:
         while (batch := self._batches.get()) is not None:
             batch.help(self._closing)
             del batch
+        self._batches.put(None)
