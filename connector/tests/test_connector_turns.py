@@ -25,7 +25,7 @@ def comes(turns: Turns, size_bytes: int = CHUNK) -> Write:
 def loading(write_share: float) -> Turns:
     """A load is under way."""
     turns = Turns(write_share)
-    turns.load_begins()
+    turns.load_begins("a load")
     return turns
 
 
@@ -82,8 +82,9 @@ def test_a_load_that_begins_or_ends_beside_another_one_lets_no_write_in() -> Non
     turns = loading(0.2)
     assert comes(turns).at_work
     waiting = comes(turns)
-    turns.load_begins()
-    turns.load_ends()
+    turns.load_begins("another")
+    turns.load_ends("another")
+    turns.load_ends("another")
     assert turns.bounded
     assert turns.loaded(7 * CHUNK) == []
     assert turns.loaded(CHUNK) == [waiting]
@@ -110,18 +111,35 @@ def test_a_write_that_insists_begins_out_of_turn_and_takes_what_was_earned() -> 
     assert turns.loaded(CHUNK) == [waiting]
 
 
-def test_a_write_that_never_came_may_leave() -> None:
+def test_a_write_whose_beginning_was_broken_off_begins_when_it_insists(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    turns = loading(0.2)
+    first, second = comes(turns), comes(turns)
+    with monkeypatch.context() as patch:
+        patch.setattr(Turns, "_begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            turns.write_leaves(first)
+    turns.write_insists(second)
+    assert second.at_work
+
+
+def test_a_write_that_has_left_may_leave_again_and_so_may_one_that_never_came() -> None:
     turns = loading(0.2)
     assert comes(turns).at_work
     waiting = comes(turns)
     assert turns.write_leaves(Write(CHUNK)) == []
     assert not waiting.at_work
+    assert turns.write_leaves(waiting) == turns.write_leaves(waiting) == []
 
 
 def test_after_the_last_load_the_bound_grows_with_what_is_written_until_it_is_none() -> None:
     turns = loading(0.2)
     at_work = deque(write for write in [comes(turns) for _ in range(100)] if write.at_work)
-    turns.load_ends()
+    turns.load_ends("a load")
     assert len(at_work) == 1, "the next batch may come any moment"
     counts = []
     while turns.bounded:
@@ -133,9 +151,9 @@ def test_after_the_last_load_the_bound_grows_with_what_is_written_until_it_is_no
 def test_a_load_that_begins_again_ends_that_growth() -> None:
     turns = loading(0.2)
     first, *_ = [comes(turns) for _ in range(100)]
-    turns.load_ends()
+    turns.load_ends("a load")
     second, third = turns.write_leaves(first)
-    turns.load_begins()
+    turns.load_begins("a load")
     assert turns.write_leaves(second) == []
     assert len(turns.write_leaves(third)) == 1, "one may always be at work"
 
@@ -162,7 +180,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not self.loads:
             self.loaded_bytes = self.begun_bytes = 0
         self.loads += 1
-        self.turns.load_begins()
+        self.turns.load_begins(self.loads)
         assert self.turns.bounded
 
     @precondition(lambda self: self.loads)
@@ -174,8 +192,8 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.loads)
     @rule()
     def load_ends(self) -> None:
+        self.turns.load_ends(self.loads)
         self.loads -= 1
-        self.turns.load_ends()
 
     @rule(size_bytes=st.sampled_from([1, MIB, CHUNK]))
     def write_comes(self, size_bytes: int) -> None:
@@ -212,8 +230,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Without loads, those that wait get through by the ends of the others."""
-        for _ in range(self.loads):
-            self.turns.load_ends()
+        for load in range(1, self.loads + 1):
+            self.turns.load_ends(load)
         for _ in range(len(self.writes)):
             write = next(each for each in self.writes if each.at_work)
             self.writes.remove(write)
@@ -260,7 +278,7 @@ def simulated(
         match kind:
             case "load":
                 left = 4 * readers
-                turns.load_begins()
+                turns.load_begins("a load")
                 asks(now_s, "read", [Write(CHUNK) for _ in range(readers)])
             case "read":
                 left -= 1
@@ -268,7 +286,7 @@ def simulated(
                 if left >= readers:
                     asks(now_s, "read", [Write(CHUNK)])
                 if not left:
-                    turns.load_ends()
+                    turns.load_ends("a load")
                     at(now_s + pause_s, "load", Write(0))
             case "write":
                 if chunk.at_work:

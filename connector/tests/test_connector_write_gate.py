@@ -10,6 +10,7 @@ import pytest
 
 from hypercache_compat.waiting import wait_until
 from hypercache_connector.outcomes import Counters, Outcome
+from hypercache_connector.turns import ENOUGH_BYTES
 from hypercache_connector.write_gate import WriteGate
 
 CHUNK = 4 << 20
@@ -154,3 +155,37 @@ def test_what_breaks_off_a_write_or_its_waiting_leaves_no_trace(
         raise OSError("the device is gone")
     with gate.writing(CHUNK, time.monotonic()) as turn:
         assert turn is Outcome.OK
+
+
+class BreakingLock:
+    """A lock at which Ctrl-C comes: before it is taken, or after it was given back."""
+
+    def __init__(self, step: int) -> None:
+        self._lock = threading.Lock()
+        self._left = step
+
+    def __enter__(self) -> None:
+        self._step()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        self._step()
+
+    def _step(self) -> None:
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_a_load_and_a_write_that_are_broken_off_at_any_step_are_gone(gate: WriteGate, step: int) -> None:
+    gate._lock = BreakingLock(step)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt), gate.loading(), gate.writing(CHUNK, time.monotonic()) as turn:
+        assert turn is Outcome.OK
+    gate._lock = threading.Lock()
+    with gate.loading(), gate.writing(ENOUGH_BYTES, time.monotonic()) as turn:
+        assert turn is Outcome.OK, "else a write is counted that is none"
+    with gate.writing(ENOUGH_BYTES, time.monotonic()):
+        pass
+    assert not gate.bounded, "else a load is counted that is none"

@@ -46,7 +46,7 @@ class Turns:
                 for no bound.
         """
         self._earned_per_byte = write_share / (1 - write_share) if write_share < 1 else math.inf
-        self._loads = 0
+        self._loads: set[object] = set()
         self._earned_bytes = 0.0
         self._write_bytes = 0
         self._bound_bytes = ENOUGH_BYTES
@@ -55,21 +55,22 @@ class Turns:
     @property
     def bounded(self) -> bool:
         """Whether a write must come and leave here."""
-        return (self._loads > 0 or self._bound_bytes < ENOUGH_BYTES) and self._earned_per_byte < math.inf
+        return (len(self._loads) > 0 or self._bound_bytes < ENOUGH_BYTES) and self._earned_per_byte < math.inf
 
-    def load_begins(self) -> None:
-        """A batch is being loaded; it never waits."""
-        self._loads += 1
+    def load_begins(self, load: object) -> None:
+        """A batch is being loaded; it never waits. `load` stands for it until it ends."""
+        self._loads.add(load)
 
     def loaded(self, size_bytes: int) -> list[Write]:
         """So many bytes of a batch were read."""
         self._earned_bytes += size_bytes * self._earned_per_byte
         return self._begun()
 
-    def load_ends(self) -> None:
-        """A batch is loaded."""
-        self._loads -= 1
-        self._bound_bytes = self._write_bytes
+    def load_ends(self, load: object) -> None:
+        """A batch is loaded; nothing where it never began, or has ended."""
+        if load in self._loads:
+            self._loads.remove(load)
+            self._bound_bytes = self._write_bytes
 
     def write_comes(self, write: Write) -> list[Write]:
         """A write is there, and begins at once or waits for its turn."""
@@ -78,15 +79,18 @@ class Turns:
 
     def write_insists(self, write: Write) -> None:
         """It has waited too long and begins now, whatever else is at work."""
-        if write in self._waiting:
+        if write.at_work:
+            return
+        if write in self._waiting:  # else Ctrl-C broke off its beginning in another thread
             self._waiting.remove(write)
-            self._begin(write)
+        self._begin(write)
 
     def write_leaves(self, write: Write) -> list[Write]:
-        """It ended, or no longer waits; nothing where it never came."""
+        """It ended, or no longer waits; nothing where it never came, or has left."""
         if write in self._waiting:
             self._waiting.remove(write)
         elif write.at_work:
+            write.at_work = False
             self._write_bytes -= write.size_bytes
             self._bound_bytes += write.size_bytes
         return self._begun()

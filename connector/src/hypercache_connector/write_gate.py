@@ -6,6 +6,8 @@ Rules:
 3. Where only one direction works it costs next to nothing: loads take the lock twice for each batch, and for
    what they read only while a write waits; writes look at `bounded` without it. One that looked a moment too
    early is one more on its way to the devices.
+4. Ctrl-C may break off any step, and what never leaves holds up writes for good: so what has begun to leave
+   does, and to leave twice does no harm.
 """
 
 from __future__ import annotations
@@ -53,13 +55,17 @@ class WriteGate:
     @contextmanager
     def loading(self) -> Iterator[None]:
         """A batch is being loaded."""
-        with self._lock:
-            self._turns.load_begins()
-        try:
+        load = object()
+        try:  # rule 4
+            with self._lock:
+                self._turns.load_begins(load)
             yield
         finally:
-            with self._lock:
-                self._turns.load_ends()
+            try:
+                self._end(load)
+            except BaseException:
+                self._end(load)
+                raise
 
     def loaded(self, size_bytes: int) -> None:
         """So many bytes of a batch were read. Only worth saying while a write waits."""
@@ -72,20 +78,31 @@ class WriteGate:
         not come by `deadline` (monotonic), CLOSED where `close` did before: then nothing must be written.
         """
         write = Write(size_bytes)
-        try:  # from here on: Ctrl-C may break off any step, and a write that never leaves holds up others
+        try:  # rule 4
             with self._lock:
                 self._call(self._turns.write_comes(write))
             yield self._turn(write, deadline)
         finally:
-            with self._lock:
-                self._called.pop(write, None)
-                self._call(self._turns.write_leaves(write))
+            try:
+                self._leave(write)
+            except BaseException:
+                self._leave(write)
+                raise
 
     def close(self) -> None:
         """Send away the writes that wait, and any that still come."""
         with self._lock:
             self._closed = True
             self._call(list(self._called))
+
+    def _end(self, load: object) -> None:
+        with self._lock:
+            self._turns.load_ends(load)
+
+    def _leave(self, write: Write) -> None:
+        with self._lock:
+            self._called.pop(write, None)
+            self._call(self._turns.write_leaves(write))
 
     def _turn(self, write: Write, deadline: float) -> Outcome:
         if not write.at_work:
