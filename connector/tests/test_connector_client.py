@@ -21,10 +21,11 @@ from hypercache_compat.waiting import wait_until
 from hypercache_connector import Client, ConfigError, DaemonUnavailable, dialing
 from hypercache_connector.connection import WINDOW_BYTES, Connection, DeadBeforeSending
 from hypercache_connector.outcomes import Outcome
-from hypercache_protocol import SyncStatus
+from hypercache_protocol import ErrorCode, SyncStatus
 from hypercache_protocol.batches import LocateMany
 from hypercache_protocol.messages import (
     CommitWrite,
+    ErrorReply,
     Evict,
     HitReply,
     Locate,
@@ -488,6 +489,16 @@ def test_bytes_that_trickle_in_do_not_stretch_the_deadline(folder: Path) -> None
 def test_a_peer_that_is_no_daemon_is_told_apart(scripted, make: MakeClient) -> None:
     scripted.garble = lambda request, data: b'{"status":"ERROR","error_message":"what?"}\n'
     assert failure(make(), locates(1)) is Outcome.DAEMON_GARBLED
+
+
+@pytest.mark.parametrize("code", [ErrorCode.FORBIDDEN, ErrorCode.UNAVAILABLE])
+def test_a_daemon_that_lets_nobody_in_is_a_refusal_with_its_sentence(
+    scripted, make: MakeClient, code: ErrorCode
+) -> None:
+    scripted.change = lambda request, reply: ErrorReply(error_message="not you", error_code=code)
+    with pytest.raises(DaemonUnavailable, match=r"^the daemon refuses: not you$") as caught:
+        make().locate("u")
+    assert (caught.value.outcome, caught.value.code) == (Outcome.DAEMON_REFUSED, code)
 
 
 # -- the breaker ---------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from hypercache_connector import ConfigError, HyperCacheConnector, start_check
 from hypercache_connector.config import DirectIo, parse
 from hypercache_connector.workers import join_all
-from hypercache_protocol import WIRE_1_1, Tier
-from hypercache_protocol.messages import DeviceInfo, DevicesReply, GetDevices
+from hypercache_protocol import WIRE_1_1, ErrorCode, Tier
+from hypercache_protocol.messages import DeviceInfo, DevicesReply, ErrorReply, GetDevices
 from hypercache_protocol.versions import LATEST
 
 GOOD: dict[str, Any] = {"namespace": "n", "socket_path": "/nowhere/s"}
@@ -213,6 +213,24 @@ def test_a_device_that_is_gone_or_no_device_is_a_warning(scripted, caplog: pytes
         in caplog.text
     )
     assert "relative cannot be opened" in caplog.text
+
+
+@pytest.mark.parametrize("tier", ["nvme", "ram"])
+def test_a_daemon_that_does_not_let_this_user_in_stops_the_start(scripted, tier: str) -> None:
+    open_to_all(scripted)
+    refused = ErrorReply(error_message="not you", error_code=ErrorCode.FORBIDDEN)
+    scripted.change = lambda request, reply: refused
+    assert f"{scripted.socket_path}: the daemon refuses: not you" in refusal(scripted, tier=tier)
+
+
+def test_a_daemon_that_is_full_for_the_moment_stops_no_start(
+    scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_to_all(scripted)
+    full = ErrorReply(error_message="too many", error_code=ErrorCode.UNAVAILABLE)
+    scripted.change = lambda request, reply: full
+    assert starts(scripted)
+    assert "no daemon yet, so all is a miss: the daemon refuses: too many" in caplog.text
 
 
 @pytest.mark.parametrize("trouble", ["refuses", "closes", "is frozen", "is down"])

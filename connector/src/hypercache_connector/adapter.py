@@ -23,8 +23,6 @@ from typing import Any
 
 from typing_extensions import assert_never
 
-from hypercache_protocol import Tier
-
 from . import config as configuration
 from .completions import Completion, Completions
 from .config import Config
@@ -34,7 +32,7 @@ from .keys import UriMapping
 from .lookup_lane import MOST_KEYS, LookupLane
 from .metrics import PAGE
 from .outcomes import Outcome, logger, reasons, which_are_good
-from .start_check import check_devices
+from .start_check import check_start
 from .storing import store
 from .transfers import delete, load, lookup
 from .workers import TaskQueue
@@ -75,8 +73,7 @@ class HyperCacheConnector:
 
     def __init__(self, **adapter_params: Any) -> None:
         settings = configuration.parse(adapter_params)
-        if settings.tier is Tier.NVME:
-            check_devices(settings)
+        check_start(settings)
         self._mapping = UriMapping(settings.namespace)
         self._queues: dict[Kind, TaskQueue[Operation]] = {}
         with ExitStack() as begun:  # which ends again where there is no thread or descriptor for the rest

@@ -44,7 +44,7 @@ from hypercache_protocol.batches import (
     LocateMany,
     PresenceTableReply,
 )
-from hypercache_protocol.messages import Ping, PongReply, Reply, Request
+from hypercache_protocol.messages import ErrorReply, Ping, PongReply, Reply, Request
 from hypercache_protocol.negotiation import parsed, spoken
 from hypercache_protocol.session import DEFAULT_LIMITS
 from hypercache_protocol.versions import features_of
@@ -117,15 +117,13 @@ class Connection:
         """Ask the daemon which one it is and what it can do; go on in wire 2 if both sides can.
 
         Raises:
-            DaemonUnavailable: it does not answer in time, or not like a daemon.
+            DaemonUnavailable: it does not answer in time, not like a daemon, or lets nobody in.
         """
         if self._session.version.major >= WIRE_2_0.major and self._is_welcomed(deadline):
             return
         (reply,) = self._pipelined([Ping()], deadline)
         if not isinstance(reply, PongReply):
-            raise DaemonUnavailable(
-                Outcome.DAEMON_GARBLED, f"the daemon answered a ping with {reply!r}"[:200]
-            )
+            raise _turned_away(reply)
         self.instance_id = reply.instance_id
         self.majors = frozenset(reply.wire or ())
         self.wire = min(self._session.version, _wire_of(reply))
@@ -372,6 +370,14 @@ class Connection:
             return None
         except OSError as error:
             raise DaemonUnavailable(Outcome.DAEMON_GONE, f"reading from the daemon failed: {error}") from None
+
+
+def _turned_away(reply: Reply) -> DaemonUnavailable:
+    """What it means that a ping was not answered by a pong. Only a daemon has a code for why."""
+    if isinstance(reply, ErrorReply) and reply.error_code:
+        sentence = f"the daemon refuses: {reply.error_message}"
+        return DaemonUnavailable(Outcome.DAEMON_REFUSED, sentence, reply.error_code)
+    return DaemonUnavailable(Outcome.DAEMON_GARBLED, f"the daemon answered a ping with {reply!r}"[:200])
 
 
 def _wire_of(reply: PongReply) -> WireVersion:

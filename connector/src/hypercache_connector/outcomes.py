@@ -15,6 +15,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
+from hypercache_protocol import ErrorCode
+
 logger = logging.getLogger("hypercache_connector")
 
 _T = TypeVar("_T", bound=Hashable)
@@ -89,11 +91,13 @@ def reasons(outcomes: Sequence[Outcome]) -> str:
 
 
 class DaemonUnavailable(Exception):
-    """There is no answer from the daemon that can be trusted; `outcome` says of which kind."""
+    """There is no answer from the daemon that can be trusted; `outcome` says of which kind. Where it is that
+    the daemon lets this process in no further, `code` is its word for why, if it gave one."""
 
-    def __init__(self, outcome: Outcome, message: str) -> None:
+    def __init__(self, outcome: Outcome, message: str, code: ErrorCode | None = None) -> None:
         super().__init__(message)
         self.outcome = outcome
+        self.code = code
 
 
 class Counters:
