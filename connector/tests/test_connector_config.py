@@ -115,6 +115,24 @@ def test_a_socket_path_that_is_a_plain_file_is_refused(folder: Path) -> None:
         parse(GOOD | {"socket_path": str(plain)})
 
 
+def test_a_path_below_a_plain_file_is_refused(folder: Path) -> None:
+    plain = folder / "plain"
+    plain.touch()
+    with pytest.raises(ConfigError, match="part of this path is a file and no folder"):
+        parse(GOOD | {"socket_path": str(plain / "s")})
+
+
+def test_a_socket_that_goes_while_it_is_looked_at_is_no_error(
+    scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone_by_now(path: str, *_: object, **__: object) -> bool:
+        Path(path).unlink()
+        return False
+
+    monkeypatch.setattr(os, "access", gone_by_now)
+    assert parse(GOOD | {"socket_path": scripted.socket_path}).socket_path == scripted.socket_path
+
+
 def test_a_socket_nobody_listens_on_is_no_error(folder: Path) -> None:
     path = str(folder / "s")
     with socket.socket(socket.AF_UNIX) as stale:

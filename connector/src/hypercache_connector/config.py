@@ -203,10 +203,17 @@ def _socket_problem(socket_path: str) -> str | None:
         mode = Path(socket_path).stat().st_mode
     except PermissionError:
         return "this user may not look into its folder; give it permission or another path"
+    except NotADirectoryError:
+        return "part of this path is a file and no folder; give the daemon's --socket path"
     except OSError:
         return None  # not there yet: the daemon is merely down
     if not stat.S_ISSOCK(mode):
         return "there is something at this path that is not a socket; give the daemon's --socket path"
-    if not os.access(socket_path, os.W_OK, effective_ids=True):
+    if _is_forbidden(socket_path):
         return "this user may not write to the socket; add it to the socket's group"
     return None
+
+
+def _is_forbidden(socket_path: str) -> bool:
+    """Whether this user may not write to it. One that has gone meanwhile is not forbidden."""
+    return not os.access(socket_path, os.W_OK, effective_ids=True) and os.path.lexists(socket_path)
