@@ -253,8 +253,8 @@ def test_after_an_upgrade_without_the_mode_it_misses_says_why_once_and_is_stored
         assert load(driver, KEYS, SIZES) == [False] * len(KEYS)
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
-        f"{len(KEYS)} of {len(KEYS)} objects have no checksums or no commit, so they are misses until "
-        "stored anew; those that were sealed can be loaded with 'seal_for_old_daemons'"
+        f"{upgradable.socket_path}: {len(KEYS)} of {len(KEYS)} objects have no checksums or no commit, so "
+        "they are misses until stored anew; those that were sealed can be loaded with 'seal_for_old_daemons'"
     )
     assert driver.count("loads", "no_checksum") == 3 * len(KEYS)
     assert store(driver, KEYS, SIZES)

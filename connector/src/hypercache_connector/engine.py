@@ -252,7 +252,8 @@ def count_tallied(engine: Engine, group: str, counted: Mapping[Outcome, int]) ->
         advice = "; those that were sealed can be loaded with 'seal_for_old_daemons'"
         engine.log.note(
             "unverifiable",
-            "%d of %d objects have no checksums or no commit, so they are misses until stored anew%s",
+            "%s: %d of %d objects have no checksums or no commit, so they are misses until stored anew%s",
+            engine.client.socket_path,
             sum(counted.get(outcome, 0) for outcome in _UNVERIFIABLE),
             sum(counted.values()),
             advice if engine.offers_seals and not engine.seals else "",
