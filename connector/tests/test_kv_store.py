@@ -234,6 +234,17 @@ def test_tier_and_pin_are_said_for_each_put(scripted, store: KVStore) -> None:
     ]
 
 
+def test_the_default_tier_may_be_in_capitals_as_for_hypercache_io(scripted, make: MakeStore) -> None:
+    store = make(default_tier="NVME")
+    assert store.default_tier == "nvme"
+    assert store.put("k", b"x")
+    assert [stage.tier for stage in asked(scripted, StageWrite)] == [Tier.NVME]
+
+
+def test_the_longest_key_is_as_long_as_is_said(store: KVStore) -> None:
+    assert store.put("a" * 8167, b"x")
+
+
 def test_write_through_is_said_twice_and_never_beside_local_only(scripted, make: MakeStore) -> None:
     assert make(write_through=True).put("k", b"x")
     (stage,) = asked(scripted, StageWrite)
@@ -484,8 +495,10 @@ def test_deleting_tells_whether_the_block_is_gone(scripted, store: KVStore) -> N
         (lambda store: store.put("a", b"x", None, 1), TypeError, "pinned must be True or False, not 1"),
         (lambda store: store.get("a", b"xyz"), ValueError, "'a': its memory is read-only"),
         (lambda store: store.get_many(["a"], []), ValueError, "out_tensors has 0 items for 1 keys"),
-        (lambda store: store.get("a\0"), ValueError, r"makes no uri: give one of at most 8192 bytes"),
-        (lambda store: store.exists("a" * 8192), ValueError, "makes no uri"),
+        (lambda store: store.get("a\0"), ValueError, "give one without NUL, and of at most 8167 bytes"),
+        (lambda store: store.exists("a" * 8168), ValueError, "makes no uri"),
+        (lambda store: store.get("hypercache://" + "a" * 8192), ValueError, "at most 8192 bytes of UTF-8"),
+        (lambda store: store.compute_prefix_hash([1], None), TypeError, "model_id is a str, not NoneType"),
         (lambda store: store.exists("\ud800"), ValueError, "makes no uri"),
         (lambda store: store.delete(b"a"), TypeError, "a block's key is a str, not bytes"),
         (lambda store: store.get_many("abc"), TypeError, "a sequence of keys, not one key"),

@@ -56,6 +56,7 @@ class KVStore:
     """
 
     KV_URI_PREFIX = "hypercache://kv_cache"
+    _MAX_KEY_BYTES = MAX_URI_BYTES - len(f"{KV_URI_PREFIX}/.kv")
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class KVStore:
         given = {
             **settings,
             "socket_path": find_socket() if socket_path is None else socket_path,
-            "default_tier": default_tier,
+            "default_tier": _any_case(default_tier),
             "write_through": write_through,
         }
         checked_settings = checked(KVStoreConfig, given, "KVStore")
@@ -184,7 +185,14 @@ class KVStore:
     def compute_prefix_hash(
         token_ids: Iterable[int], model_id: str = "default", layer_idx: int | None = None
     ) -> str:
-        """The key for the block of a token prefix: the same hexadecimal SHA-256 as hypercache-io's."""
+        """The key for the block of a token prefix: the same hexadecimal SHA-256 as hypercache-io's. The ids
+        are taken as `str` writes them, so those of a torch tensor (not of its `tolist()`) make another key.
+
+        Raises:
+            TypeError: `model_id` is no text, or `token_ids` are not many.
+        """
+        if not isinstance(model_id, str):
+            raise TypeError(f"model_id is a str, not {type(model_id).__name__}")
         layer = "" if layer_idx is None else f"layer_{layer_idx}::"
         text = f"{model_id}::{layer}{','.join(map(str, token_ids))}"
         return hashlib.sha256(text.encode()).hexdigest()
@@ -243,8 +251,8 @@ class KVStore:
             )
         except ValidationError:
             raise ValueError(
-                f"the key {block_key[:80]!r} makes no uri: give one of at most {MAX_URI_BYTES} bytes of "
-                "UTF-8, without NUL"
+                f"the key {block_key[:80]!r} makes no uri: give one without NUL, and of at most "
+                f"{MAX_URI_BYTES if whole else self._MAX_KEY_BYTES} bytes of UTF-8"
             ) from None
 
 
@@ -260,9 +268,14 @@ def _flag(name: str, value: object) -> bool:
     return bool(value)
 
 
+def _any_case(word: object) -> object:
+    """Tiers are taken in capitals too, as hypercache-io takes them."""
+    return word.lower() if isinstance(word, str) else word
+
+
 def _tier(word: str) -> Tier:
     try:
-        return Tier(word.lower() if isinstance(word, str) else word)
+        return Tier(_any_case(word))
     except ValueError:
         raise ValueError(f"tier must be one of 'nvme', 'ram', not {word!r}") from None
 
