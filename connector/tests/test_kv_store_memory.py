@@ -33,6 +33,20 @@ def _sparse_by_rows() -> Any:
         return a_tensor()[0].to_sparse_csr()
 
 
+def _nested() -> Any:
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that such tensors are a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def _freed(left_bytes: int) -> Any:
+    tensor = a_tensor()
+    tensor.untyped_storage().resize_(left_bytes)
+    return tensor
+
+
 def _quantized() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that such tensors are on their way out
@@ -153,9 +167,16 @@ REFUSED = {
         ValueError,
         r"is on meta.*tensor\.cpu",
     ),
-    "a sparse tensor": (lambda: a_tensor().to_sparse(), ValueError, "not contiguous"),
-    "a sparse tensor by rows": (_sparse_by_rows, ValueError, "no plain memory"),
-    "a lazy tensor": (lambda: a_tensor().to(_torch("complex64")).conj(), ValueError, "no plain memory"),
+    "a sparse tensor": (lambda: a_tensor().to_sparse(), ValueError, r"sparse or nested: give .*to_dense"),
+    "a sparse tensor by rows": (_sparse_by_rows, ValueError, "sparse or nested"),
+    "a nested tensor": (_nested, ValueError, "sparse or nested"),
+    "a tensor whose memory was freed": (lambda: _freed(0), ValueError, "its storage was made smaller"),
+    "a tensor of which some was freed": (lambda: _freed(24 * 8 - 1), ValueError, "storage was made smaller"),
+    "a lazy tensor": (
+        lambda: a_tensor().to(_torch("complex64")).conj(),
+        ValueError,
+        r"lacks its sign: give .*resolve_conj",
+    ),
     "objects": (lambda: np.zeros(2, object), ValueError, "holds Python objects"),
     "objects behind a view": (lambda: memoryview(np.zeros(2, object)), ValueError, "holds Python objects"),
     "objects in records": (
@@ -185,7 +206,7 @@ REFUSED = {
     "a lazily negated tensor": (
         lambda: a_tensor()[0, 0, :1].to(_torch("complex64")).conj().imag,
         ValueError,
-        "no plain memory",
+        r"lacks its sign: give .*resolve_neg",
     ),
     "a list": (lambda: [1, 2], TypeError, "a block is bytes-like, a numpy array or a .* CPU, not list"),
     "text": (lambda: "abc", TypeError, "not str"),
@@ -204,6 +225,15 @@ def test_what_would_take_a_copy_is_refused_in_one_sentence(name: str) -> None:
     with pytest.raises(kind, match=sentence) as caught:
         buffer_of(make(), writable=True)
     assert "\n" not in str(caught.value)
+
+
+def test_where_torch_gives_no_memory_that_is_said(torch: Any) -> None:
+    def refused(row: Any) -> Any:
+        with pytest.raises(ValueError, match="torch gives no plain memory for this tensor"):
+            buffer_of(row, writable=False)
+        return row
+
+    torch.vmap(refused)(torch.ones(3, 2))
 
 
 def test_arrays_and_tensors_go_in_and_are_filled(scripted, torch: Any) -> None:

@@ -34,7 +34,7 @@ def buffer_of(source: object, *, writable: bool) -> Buffer:
 def _memory(source: object, writable: bool) -> memoryview:
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(source, torch.Tensor):
-        return _of_tensor(source, writable, torch.uint8)
+        return _of_tensor(source, writable, torch)
     if hasattr(source, "__cuda_array_interface__"):
         raise _elsewhere("a GPU")
     if isinstance(source, np.ndarray):
@@ -52,19 +52,31 @@ def _memory(source: object, writable: bool) -> memoryview:
         ) from None
 
 
-def _of_tensor(tensor: Any, writable: bool, uint8: Any) -> memoryview:
+def _of_tensor(tensor: Any, writable: bool, torch: Any) -> memoryview:
     if tensor.device.type != "cpu":
         raise _elsewhere(tensor.device)
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        raise ValueError("it is sparse or nested: give plain numbers (tensor.to_dense(), or each part)")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError("its memory lacks its sign: give plain numbers (resolve_conj(), resolve_neg())")
     if tensor.is_quantized:
         raise ValueError("its memory lacks its scale: give plain numbers (tensor.int_repr())")
     if writable and tensor.requires_grad:
         raise ValueError("it requires grad, and autograd would not see it change: give tensor.detach()")
     try:
         require_contiguous(tensor.is_contiguous())
+        _require_data(tensor)
         # As bytes, since numpy lacks some of torch's types.
-        return memoryview(tensor.detach().reshape(-1).view(uint8).numpy())
-    except (RuntimeError, TypeError) as error:  # sparse, lazily conjugated, without data …
+        return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    except (RuntimeError, TypeError) as error:  # inside torch's vmap, for instance
         raise ValueError(f"torch gives no plain memory for this tensor: {error}") from None
+
+
+def _require_data(tensor: Any) -> None:
+    # torch's resize_ of a storage may free what tensors still refer to, and numpy would take the address.
+    end_bytes = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    if end_bytes > tensor.untyped_storage().nbytes():
+        raise ValueError("its storage was made smaller than the tensor is: give one whose memory is there")
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> memoryview:
