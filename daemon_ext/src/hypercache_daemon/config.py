@@ -18,6 +18,8 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -35,6 +37,17 @@ MIB = 1024 * 1024
 GIB = 1024 * MIB
 
 
+def _size(value: object, as_bytes: ValidatorFunctionWrapHandler) -> ByteSize:
+    try:
+        size: ByteSize = as_bytes(value)
+    except ValidationError:
+        raise ValueError(f"{value!r} is no size; write bytes, or words such as 2GiB") from None
+    return size
+
+
+Size = Annotated[ByteSize, WrapValidator(_size)]
+
+
 class ConfigError(Exception):
     """The configuration is refused; the sentence says what to change."""
 
@@ -47,11 +60,11 @@ class Config(BaseModel):
 
     socket: Path = Path("/run/hypercache/hypercache.sock")
     pool_dir: Path | None = None
-    pool_size: ByteSize = ByteSize(8 * GIB)
+    pool_size: Size = ByteSize(8 * GIB)
     devices: Annotated[int, Field(ge=1, le=1024)] = 4
     device: tuple[str, ...] = ()
     ram_dir: Path | None = None
-    ram_size: ByteSize = ByteSize(256 * MIB)
+    ram_size: Size = ByteSize(256 * MIB)
     state_dir: Path | None = None
     backend: str | None = None
     ingest_prefix: tuple[str, ...] = ()
@@ -76,7 +89,7 @@ class Config(BaseModel):
     evict_unflushed: bool = False
     evict_above: Annotated[float, Field(gt=0, le=1)] = 0.95
     evict_down_to: Annotated[float, Field(gt=0, le=1)] = 0.90
-    presence_table_size: ByteSize = ByteSize(128 * MIB)
+    presence_table_size: Size = ByteSize(128 * MIB)
     shutdown_grace_s: Annotated[float, Field(ge=0)] = 10.0
 
     @field_validator("capacity")
@@ -203,7 +216,7 @@ _HELP: dict[str, str] = {
     "ram_dir": "folder for the RAM tier's files (default: one of its own under /dev/shm)",
     "ram_size": "size of the RAM tier; 0 turns it off",
     "state_dir": "folder for the catalog (default: --pool-dir)",
-    "backend": "fsspec URL of the authoritative store behind the cache",
+    "backend": "authoritative store behind the cache: a URL that begins with file, nfs, s3, s3a or memory",
     "ingest_prefix": "place outside the backend that objects may be fetched from; repeat for more",
     "group": "group that may use the socket, devices and RAM files",
     "allow": "user (name or number) or @group that may connect, and nobody else then; repeat for more",
