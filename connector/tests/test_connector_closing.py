@@ -100,6 +100,8 @@ def test_a_bad_buffer_fails_its_key_alone(scripted, driver, bad: object) -> None
     back = bytearray(8)
     assert driver.load(["l", "k", "k"], [bytearray(8), bad, back]) == [False, False, True]
     assert back == good
+    assert (driver.count("stores", "bad_buffer"), driver.count("loads", "bad_buffer")) == (1, 1)
+    assert sum(driver.connector.status()["loads"].values()) == 3, "each key is counted, and once"
 
 
 def test_of_two_keys_with_one_buffer_one_is_loaded_and_the_other_stays_as_it_is(scripted, driver) -> None:
