@@ -491,6 +491,12 @@ def test_a_peer_that_is_no_daemon_is_told_apart(scripted, make: MakeClient) -> N
     assert failure(make(), locates(1)) is Outcome.DAEMON_GARBLED
 
 
+def test_where_no_daemon_is_the_path_is_told(folder: Path) -> None:
+    with Client(str(folder / "s")) as client, pytest.raises(DaemonUnavailable) as caught:
+        client.ping()
+    assert str(caught.value) == f"cannot connect to {folder / 's'}: No such file or directory"
+
+
 @pytest.mark.parametrize("code", [ErrorCode.FORBIDDEN, ErrorCode.UNAVAILABLE])
 def test_a_daemon_that_lets_nobody_in_is_a_refusal_with_its_sentence(
     scripted, make: MakeClient, code: ErrorCode

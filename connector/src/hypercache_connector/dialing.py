@@ -46,5 +46,6 @@ def _accepted(connecting: socket.socket, socket_path: str) -> bool:
     except BlockingIOError:  # a Unix socket says so when the daemon's backlog is full
         return False
     except OSError as error:
-        raise DaemonUnavailable(Outcome.DAEMON_GONE, f"{socket_path}: {error.strerror}") from None
+        sentence = f"cannot connect to {socket_path}: {error.strerror}"
+        raise DaemonUnavailable(Outcome.DAEMON_GONE, sentence) from None
     return True
