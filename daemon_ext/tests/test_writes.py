@@ -63,6 +63,34 @@ async def test_a_commit_from_another_connection_takes_the_newest_write(short_dir
         assert (await stranger.refusal("commit_write", uri=URI))[0] == "NOT_STAGED"
 
 
+async def test_who_lost_a_write_gets_no_other_in_its_place(short_dir: Path) -> None:
+    async with running(short_dir) as daemon:
+        client, other = await daemon.connect(), await daemon.connect()
+        await client.stage(URI, b"given up before")
+        await client.stage(URI, b"lost")
+        await other.ask("evict", uri=URI)
+        theirs = await other.stage(URI, b"half of what")
+        for request in ({"action": "append_write", "size_bytes": 1}, {"action": "commit_write"}):
+            code, sentence = await client.refusal(**request, uri=URI)
+            assert (code, "this connection staged" in sentence) == ("NOT_STAGED", True)
+        await other.ask("commit_write", uri=URI, stage_id=theirs["stage_id"], local_only=True)
+        assert await client.fetch(URI) == b"half of what"
+        await client.store(URI, b"staged anew")
+        assert await other.fetch(URI) == b"staged anew"
+
+
+async def test_who_lost_an_older_write_goes_on_with_the_newer_one(short_dir: Path) -> None:
+    async with running(short_dir, stage_expiry_s=100) as daemon:
+        client = await daemon.connect()
+        await client.stage(URI, b"older")
+        daemon.ahead_s = 60
+        await client.stage(URI, b"newer")
+        daemon.ahead_s = 120
+        await eventually(lambda: len(daemon.parts.store.cache.staged) == 1)
+        assert (await client.ask("commit_write", uri=URI))["status"] == "WRITECOMMITTED"
+        assert await client.fetch(URI) == b"newer"
+
+
 async def test_stage_append_and_commit_may_come_from_three_connections_one_after_the_other(
     short_dir: Path,
 ) -> None:

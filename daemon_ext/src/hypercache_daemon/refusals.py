@@ -86,4 +86,10 @@ def not_staged(found: NotStaged, stage_id: str | None) -> DaemonError:
             f"the staged write {stage_id} of {found.uri} is gone (committed, expired, or the daemon was "
             "restarted); stage it again",
         )
+    if found.dropped:
+        return DaemonError(
+            ErrorCode.NOT_STAGED,
+            f"what this connection staged under {found.uri} is gone (evicted, expired, or on a device that "
+            "failed); stage it again",
+        )
     return DaemonError(ErrorCode.NOT_STAGED, f"nothing is staged under {found.uri}; call stage_write first")

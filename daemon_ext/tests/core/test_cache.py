@@ -14,6 +14,7 @@ from hypercache_daemon.core.objects import NoSpace, StagedWrite, StageOptions, T
 from hypercache_daemon.core.pool import Pool
 from hypercache_daemon.core.ram import RamAllocator
 from hypercache_daemon.core.records import record_of
+from hypercache_daemon.core.staged_writes import NotStaged
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import EVICTABLE, StateEvent, SyncStatus
 
@@ -251,6 +252,17 @@ def test_only_writes_of_clients_that_are_not_committed_count_as_staged() -> None
     assert not cache.staged.has_of_clients
     cache.stage("new", MIB, Tier.NVME, 1, options, now=0)
     assert cache.staged.has_of_clients
+
+
+def test_of_writes_that_were_dropped_only_the_last_are_remembered() -> None:
+    cache = cache_of([])
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+    for number in range(1025):
+        staged = cache.stage(str(number), 0, Tier.NVME, 1, options, now=0)
+        assert isinstance(staged, StagedWrite)
+        cache.discard(staged, 0, 0)
+    found = [cache.staged.find(str(number), 1, None) for number in (0, 1, 1024)]
+    assert [isinstance(each, NotStaged) and each.dropped for each in found] == [False, True, True]
 
 
 # -- loading the catalog -----------------------------------------------------------------------------------

@@ -118,6 +118,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.objects: dict[str, StoredObject] = {}
         self.withheld: dict[str, StoredObject] = {}
         self.writes: list[Write] = []
+        self.dropped: set[tuple[int | None, str]] = set()
         self.reading: list[StoredObject] = []
         self.newest_generation = 0
         self.stage_ids: set[str] = set()
@@ -151,6 +152,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.stage_ids.add(staged.stage_id)
         self.check_granted(staged.extents, size)
         self.writes.append(Write(staged, list(staged.extents), size, self.now))
+        self.dropped.discard((connection, uri))
 
     @precondition(lambda self: self.writes)
     @rule(data=st.data(), size=SIZES)
@@ -182,6 +184,10 @@ class CacheMachine(RuleBasedStateMachine):
             self.drop(write, quarantine_s)
 
     def drop(self, write: Write, quarantine_s: float) -> None:
+        whose = (write.staged.connection_id, write.staged.uri)
+        alike = [w for w in self.writes if (w.staged.connection_id, w.staged.uri) == whose]
+        if write is alike[-1]:
+            self.dropped.add(whose)
         self.writes.remove(write)
         hold = self.cache.discard(write.staged, self.now, quarantine_s)
         expected = Hold(
@@ -200,7 +206,9 @@ class CacheMachine(RuleBasedStateMachine):
         mine = [w for w in self.writes if w.staged.uri == uri and w.staged.connection_id is not None]
         own = [w for w in mine if w.staged.connection_id == connection]
         found = self.cache.staged.find(uri, connection, None)
-        if mine:
+        if (connection, uri) in self.dropped:
+            assert found == NotStaged(uri, stale=False, dropped=True)
+        elif mine:
             assert found is (own or mine)[-1].staged
         else:
             assert found == NotStaged(uri, stale=False)
@@ -403,6 +411,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self.epoch += 1
         self.cache = self.new_cache()
+        self.dropped.clear()
         self.objects |= self.withheld
         self.withheld.clear()
         self.cache.load({uri: record_of(stored) for uri, stored in self.objects.items()})

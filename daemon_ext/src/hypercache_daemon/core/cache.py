@@ -173,7 +173,7 @@ class Cache:
 
     def discard(self, staged: StagedWrite, now: float, quarantine_s: float) -> Hold:
         """Drop a staged write; its blocks rest, for the writer may still be writing."""
-        self.staged.remove(staged)
+        self.staged.drop(staged)
         extents = staged.packed_extents
         hold = Hold(staged.stage_id, staged.tier, extents, now + quarantine_s, shortenable=False)
         self._unstage(staged, staged.extents)
