@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -27,6 +28,7 @@ from hypercache_daemon.catalog import CatalogError
 from hypercache_daemon.catalog_rows import object_row
 from hypercache_daemon.core.extents import Extent, packed
 from hypercache_daemon.core.objects import StoredObject
+from hypercache_protocol.checksum import crc32
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
@@ -336,3 +338,39 @@ def open_files() -> list[str]:
     gc.collect()
     links = map(os.path.realpath, Path("/proc/self/fd").iterdir())
     return sorted(link for link in links if not link.startswith("/proc/"))
+
+
+# -- a catalog that is older than what lies on the devices -------------------------------------------------
+
+
+async def test_after_an_older_catalog_was_restored_nothing_without_checksums_need_be_served(
+    short_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, others = pattern(1, MIB), pattern(2, MIB)
+    folder, copy = short_dir / "state", short_dir / "copy"
+    settings = {"state_dir": folder, "quarantine_s": 0.0}
+    async with running(short_dir, **settings) as daemon:
+        client = await daemon.connect()
+        await client.store("an old client's", data, commit={"local_only": False})
+        await client.store("verifiable", data, commit={"chunk_checksums": [crc32(data)]})
+    shutil.copytree(folder, copy)
+    async with running(short_dir, **settings) as daemon:
+        client = await daemon.connect()
+        place = places(await client.ask("locate", uri="an old client's"))
+        await client.ask("evict", uri="an old client's")
+        assert places(await client.stage("another's", others)) == place
+    shutil.rmtree(folder)
+    copy.rename(folder)
+    async with running(short_dir, **settings, forget_unverifiable=True) as daemon:
+        await require_only_verifiable(await daemon.connect(), data)
+    assert "gave up 1 objects without checksums, 1 of them in no backend" in caplog.text
+    async with running(short_dir, **settings) as daemon:  # for good
+        await require_only_verifiable(await daemon.connect(), data)
+
+
+async def require_only_verifiable(client: Client, data: bytes) -> None:
+    assert (await client.ask("locate", uri="an old client's"))["status"] == "MISS"
+    assert await client.fetch("verifiable") == data
+    pool = (await client.status())["pools"]["nvme"]
+    assert pool["used_bytes"] == MIB
+    assert pool["free_bytes"] == pool["total_bytes"] - MIB

@@ -57,7 +57,10 @@ class CatalogError(Exception):
     """The catalog cannot be used or written; the sentence says what to do."""
 
 
-WAY_OUT = "restore it from a backup, or start with --format to give up every object of this pool"
+WAY_OUT = (
+    "restore it from a backup and start once with --forget-unverifiable, or start with --format to give up "
+    "every object of this pool"
+)
 _MAGIC = b"SQLite format 3\0"
 
 _READERS_LOCK = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, (1 << 30) + 2, 510, 0)

@@ -74,6 +74,7 @@ class Config(BaseModel):
     owner: tuple[str, ...] = ()
     capacity: tuple[str, ...] = ()
     format: bool = False
+    forget_unverifiable: bool = False
     wire: str = str(LATEST)
     log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
     metrics: str | None = None
@@ -224,6 +225,7 @@ _HELP: dict[str, str] = {
     "owner": "PREFIX=USER,@GROUP: who alone may change what lies under this prefix of uris; repeat for more",
     "capacity": "PREFIX=SIZE: how much may lie under this prefix of uris, in all tiers; repeat for more",
     "format": "give up everything on the devices and in the catalog, and start empty",
+    "forget_unverifiable": "give up every object without checksums, at the first start with an older catalog",
     "wire": f"newest wire version to speak: {', '.join(map(str, RELEASED))}",
     "log_level": "debug, info, warning or error",
     "metrics": "HOST:PORT, of loopback, at which Prometheus is told what get_status reports (default: none)",

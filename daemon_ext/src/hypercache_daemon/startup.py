@@ -31,7 +31,7 @@ from .core.objects import Hold, StoredObject, Times
 from .core.pool import Pool
 from .core.presence import PresenceWords
 from .core.ram import RamAllocator
-from .core.records import Columns, in_tier, of_tier
+from .core.records import Columns, in_tier, of_tier, unverifiable
 from .device_probe import Member, member_at
 from .drain_file import DRAIN_FILE_NAME, devices_to_drain
 from .presence_table import SharedTable
@@ -127,6 +127,10 @@ def _load(
         lost = _lost_objects(ram_files, in_ram)
         for stored in lost:
             del records[stored.uri]
+        # Whose blocks they are by now an older catalog cannot know.
+        given_up = unverifiable(records) if config.forget_unverifiable else []
+        for stored in given_up:
+            del records[stored.uri]
         blocks = Allocator(_sizes(pool, records, holds), devices.RESERVED_BYTES)
         pools = _pools(config, blocks, catalog, ram_files)
         cache = Cache(pools, catalog.epoch, _times(config), _capacities(config))
@@ -138,11 +142,13 @@ def _load(
     if ram_files is not None:
         ram_files.sweep(_serials(stored for stored in in_ram if stored.uri in records))
     # Files that no object owns are gone now, and their names never come again: nothing to hold back.
-    _forget(catalog, lost, [hold for hold in holds if hold.tier is Tier.RAM])
+    _forget(catalog, [*lost, *given_up], [hold for hold in holds if hold.tier is Tier.RAM])
     log.info("loaded %d objects; %d are lost with their RAM files", len(records), len(lost))
-    dirty = sum(stored.state in DIRTY for stored in lost)
-    if dirty:
+    if dirty := _count_dirty(lost):
         log.warning("%d of the lost objects were in no backend yet", dirty)
+    if given_up:
+        sentence = "--forget-unverifiable: gave up %d objects without checksums, %d of them in no backend yet"
+        log.warning(sentence, len(given_up), _count_dirty(given_up))
     members = tuple(None if device.missing else member_at(device.path) for device in pool.devices)
     return Opened(pool, catalog, ram_files, cache, blocks, members, presence)
 
@@ -261,6 +267,10 @@ def _lost_objects(
         return in_ram
     gone = ram_files.lost({extent.device: extent.length for stored in in_ram for extent in stored.extents})
     return [stored for stored in in_ram if any(extent.device in gone for extent in stored.extents)]
+
+
+def _count_dirty(objects: Iterable[StoredObject]) -> int:
+    return sum(stored.state in DIRTY for stored in objects)
 
 
 def _serials(in_ram: Iterable[StoredObject]) -> Set[int]:

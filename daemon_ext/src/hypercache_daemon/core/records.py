@@ -101,6 +101,11 @@ def has_checksums(record: bytes) -> bool:
     return record[_CHECKSUMS_AT : _HEAD.size] != _NO_CHECKSUMS_BYTES
 
 
+def unverifiable(records: Mapping[str, bytes]) -> list[StoredObject]:
+    """The objects that have no checksums, of records by uri."""
+    return [stored_of(uri, record) for uri, record in records.items() if not has_checksums(record)]
+
+
 def of_tier(records: Mapping[str, bytes], tier: Tier) -> list[StoredObject]:
     """The objects that lie in `tier`, of records by uri."""
     number = _TIER_NUMBERS[tier]
