@@ -15,7 +15,8 @@ import pytest
 
 from hypercache_connector import Client, DaemonUnavailable
 from hypercache_connector import client as client_module
-from hypercache_connector.batching import FRAME_BYTES, batched, pieces, singles
+from hypercache_connector.batching import FRAME_BYTES, batched, pieces, singles, waves
+from hypercache_connector.connection import Connection
 from hypercache_connector.keys import UriMapping
 from hypercache_connector.layouts import Found, Staged
 from hypercache_connector.outcomes import Outcome
@@ -52,11 +53,13 @@ from hypercache_protocol.messages import (
     ErrorReply,
     Evict,
     EvictedReply,
+    GetWriteStatus,
     HitReply,
     Locate,
     MissReply,
     Ping,
     PongReply,
+    Purge,
     Reply,
     Request,
     StageWrite,
@@ -924,3 +927,44 @@ def test_a_refusal_beside_what_is_stored_is_that_key_s_own(scripted2, connect, s
     good = "already_stored" if stored == b"\x01" else "ok"
     assert driver.count("stores", "no_space") == 1
     assert driver.count("stores", good) == (1 if good == "already_stored" else 3)
+
+
+# -- requests that depend on each other -----------------------------------------------------------------
+
+
+def evict(*names: str) -> list[Request]:
+    return [Evict(uri=name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("requests", "sizes"),
+    [
+        ([], []),
+        (evict("a", "b", "c"), [3]),
+        (evict("a", "b", "a", "a", "c"), [2, 1, 2]),
+        ([*evict("a"), Locate(uri="b"), Locate(uri="c"), *evict("b")], [1, 2, 1]),
+        ([GetWriteStatus(uri="a"), GetWriteStatus(uri="a"), Ping(), Ping()], [2, 2]),
+        ([Purge(), Purge()], [1, 1]),
+    ],
+)
+def test_what_may_depend_on_what_came_before_waits_for_it(requests: list[Request], sizes: list[int]) -> None:
+    groups = list(waves(requests))
+    assert [request for group in groups for request in group] == requests
+    assert [len(group) for group in groups] == sizes
+
+
+def test_only_the_first_of_them_is_sent_again_where_the_connection_was_dead(
+    scripted2, make: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make(scripted2.socket_path)
+    client.exchange([Ping()])
+    nothing_sent_before: list[bool] = []
+    real_send = Connection._send
+
+    def noted(self: Connection, data: memoryview, *, untouched: bool) -> int:
+        nothing_sent_before.append(untouched)
+        return real_send(self, data, untouched=untouched)
+
+    monkeypatch.setattr(Connection, "_send", noted)
+    client.exchange([StageWrite(uri="u", size_bytes=1), Evict(uri="u"), Locate(uri="u")])
+    assert nothing_sent_before == [True, False, False]

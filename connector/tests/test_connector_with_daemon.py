@@ -20,7 +20,18 @@ from hypercache_compat.loop_devices import can_make_loop_devices, loop_devices
 from hypercache_compat.waiting import wait_until
 from hypercache_connector import Client
 from hypercache_connector.keys import UriMapping
-from hypercache_protocol.messages import GetWriteStatus, StageWrite, WriteStatusReply
+from hypercache_protocol import WireVersion
+from hypercache_protocol.messages import (
+    AppendWrite,
+    CommitWrite,
+    Evict,
+    GetWriteStatus,
+    Locate,
+    Pin,
+    StageWrite,
+    WriteStatusReply,
+)
+from hypercache_protocol.versions import RELEASED
 
 MIB = 1 << 20
 DEADLINE_S = 30.0
@@ -345,3 +356,22 @@ def test_a_process_that_goes_amid_a_store_leaves_its_staged_write_no_longer_than
 
 def says(daemon: DaemonProcess, words: str) -> bool:
     return words in daemon.log_text()
+
+
+@pytest.mark.parametrize("wire", RELEASED, ids=str)
+def test_on_any_wire_a_request_is_carried_out_after_those_before_it(
+    daemon: DaemonProcess, wire: WireVersion
+) -> None:
+    uri = "hypercache://in/order"
+    stage, look = StageWrite(uri=uri, size_bytes=9), Locate(uri=uri, auto_ingest=False)
+    more = [AppendWrite(uri=uri, size_bytes=size) for size in (1, 2, 3)]
+    pins = [Pin(uri=uri, pinned=pinned) for pinned in (True, False)]
+    state, evict = GetWriteStatus(uri=uri), Evict(uri=uri)
+    with Client(daemon.socket_path, 20.0, version=wire) as client:
+        replies = client.exchange(
+            [stage, state, *more, CommitWrite(uri=uri), state, *pins, evict, look, evict, state]
+        )
+    words = [reply.status for reply in replies]
+    staged = ["WRITESTAGED", "OK", *["WRITESTAGED"] * 3]
+    assert words == [*staged, "WRITECOMMITTED", "OK", "PONG", "PONG", "EVICTED", "MISS", "MISS", "ERROR"]
+    assert [reply.object_size for reply in replies[2:6]] == [10, 12, 15, 15]

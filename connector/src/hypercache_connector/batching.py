@@ -5,7 +5,7 @@ such a one, too. (batch_replies.py has what comes back.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
 from typing import Any
@@ -21,7 +21,18 @@ from hypercache_protocol.batches import (
     StageMany,
 )
 from hypercache_protocol.layout import U32, packed
-from hypercache_protocol.messages import CommitWrite, Evict, Locate, Request, StageWrite
+from hypercache_protocol.messages import (
+    CommitWrite,
+    Evict,
+    GetDevices,
+    GetStatus,
+    GetWriteStatus,
+    Locate,
+    Ping,
+    RecordTelemetry,
+    Request,
+    StageWrite,
+)
 
 from .prefixes import shared_prefix
 
@@ -83,6 +94,30 @@ def batched(requests: Sequence[Request], limits: HelloLimits) -> Iterator[Batch]
             yield from [Batch(request, 1) for request in alike]
         else:
             yield from pieces(_joined(alike), limits)
+
+
+def waves(requests: Sequence[Request]) -> Iterator[list[Request]]:
+    """The requests in groups, each to be sent once the one before it is answered: then they mean what they do
+    on wire 1. There a daemon takes one after the other, while what it gets in frames goes on side by side."""
+    for kind, alike in groupby(requests, type):
+        if kind in _ONLY_TELL:
+            yield list(alike)
+        else:
+            yield from _of_distinct_uris(alike)
+
+
+def _of_distinct_uris(requests: Iterable[Request]) -> Iterator[list[Request]]:
+    wave: dict[str | None, Request] = {}
+    for request in requests:
+        uri = getattr(request, "uri", None)
+        if uri in wave:
+            yield list(wave.values())
+            wave = {}
+        wave[uri] = request
+    yield list(wave.values())
+
+
+_ONLY_TELL = (Ping, GetStatus, GetDevices, GetWriteStatus, RecordTelemetry)
 
 
 def spares_stored(request: BatchRequest) -> bool:

@@ -100,7 +100,8 @@ class Client(Actions):
         """What the daemon that answered last can do."""
 
     def exchange(self, requests: Iterable[Request], *, needs: frozenset[str] = frozenset()) -> list[Reply]:
-        """One reply for each request, in order, all over one connection and within `timeout_s`.
+        """One reply for each request, in order, all over one connection and within `timeout_s`. Each is
+        carried out after those before it, whatever wire the daemon speaks.
 
         Args:
             needs: features that the daemon must have for the requests to mean what they say.

@@ -50,7 +50,7 @@ from hypercache_protocol.session import DEFAULT_LIMITS
 from hypercache_protocol.versions import features_of
 
 from .batch_replies import answers_of, replies_of
-from .batching import Batch, batched, pieces, singles
+from .batching import Batch, batched, pieces, singles, waves
 from .dialing import connected
 from .layouts import Answer, answer_of, doubt_about
 from .lookups import presence, presence_batch, presence_batches
@@ -153,7 +153,7 @@ class Connection:
         return True
 
     def exchange(self, requests: Sequence[Request], deadline: float) -> list[Reply]:
-        """One reply for each request, in order.
+        """One reply for each request, in order; each is carried out after those before it.
 
         Raises:
             DaemonUnavailable: close the connection; no reply that came before it may be used.
@@ -161,7 +161,11 @@ class Connection:
         """
         if self._limits is None:
             return self._pipelined(requests, deadline)
-        return self._in_batches(list(batched(requests, self._limits)), deadline, replies_of)
+        replies: list[Reply] = []
+        for wave in waves(requests):
+            batches = list(batched(wave, self._limits))
+            replies += self._in_batches(batches, deadline, replies_of, first=not replies)
+        return replies
 
     def ask(self, many: BatchRequest, deadline: float) -> list[Answer]:
         """What came of each uri of a batch, in order; `layouts` of a LocateMany must be on.
@@ -203,14 +207,21 @@ class Connection:
             self._enclosed = None
 
     def _in_batches(
-        self, batches: Sequence[Batch], deadline: float, split: Callable[[Batch, Reply], list[_T]]
+        self,
+        batches: Sequence[Batch],
+        deadline: float,
+        split: Callable[[Batch, Reply], list[_T]],
+        *,
+        first: bool = True,
     ) -> list[_T]:
-        return _split(batches, self._pipelined([batch.request for batch in batches], deadline), split)
+        replies = self._pipelined([batch.request for batch in batches], deadline, first=first)
+        return _split(batches, replies, split)
 
-    def _pipelined(self, requests: Sequence[Request], deadline: float) -> list[Reply]:
+    def _pipelined(self, requests: Sequence[Request], deadline: float, *, first: bool = True) -> list[Reply]:
+        """One reply for each request, in order. `first`: nothing of the exchange was sent before."""
         replies: list[Reply] = []
         for data, ids in self._windows(requests):
-            replies += self._round_trip(data, ids, deadline, first=not replies)
+            replies += self._round_trip(data, ids, deadline, first=first and not replies)
         return replies
 
     def is_out_of_step(self) -> bool:
