@@ -504,7 +504,7 @@ def test_a_daemon_that_lets_nobody_in_is_a_refusal_with_its_sentence(
     scripted.change = lambda request, reply: ErrorReply(error_message="not you", error_code=code)
     with pytest.raises(DaemonUnavailable, match=r"^the daemon refuses: not you$") as caught:
         make().locate("u")
-    assert (caught.value.outcome, caught.value.code) == (Outcome.DAEMON_REFUSED, code)
+    assert (caught.value.outcome, caught.value.code) == (Outcome.TURNED_AWAY, code)
 
 
 # -- the breaker ---------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from hypercache_protocol.messages import (
     ErrorReply,
     HitReply,
     Locate,
+    Ping,
     Reply,
     Request,
     StagedReply,
@@ -517,6 +518,27 @@ def test_a_store_whose_exchange_breaks_off_fails_and_the_next_one_works(
     back = empty(sizes)
     assert driver.load(keys, back) == [True] * 3
     assert back == data
+
+
+def test_a_commit_that_is_turned_away_is_no_reason_to_evict_what_is_staged_there_now(
+    scripted, driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The daemon was restarted meanwhile, and what is staged under the name is another client's.
+    real, full = os.pwritev, ErrorReply(error_message="full", error_code=ErrorCode.UNAVAILABLE)
+
+    def restart(descriptor: int, pieces: list[memoryview], offset: int) -> int:
+        scripted.drop_connections()
+        turned_away = iter([full, full])  # after its hello, and on a connection of wire 1
+        scripted.change = lambda request, reply: (
+            next(turned_away, reply) if isinstance(request, Ping) else reply
+        )
+        return real(descriptor, pieces, offset)
+
+    monkeypatch.setattr(os, "pwritev", restart)
+    assert driver.store(["k"], payloads([1000])).error == "turned_away: 1"
+    assert scripted.staged
+    assert driver.exists(["k"]) == [False]
+    assert (scripted.counted()["commit_write"], scripted.counted()["evict"]) == (0, 0)
 
 
 def test_an_exchange_that_breaks_off_part_way_finds_no_key_at_all(scripted, driver) -> None:

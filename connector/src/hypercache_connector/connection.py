@@ -387,7 +387,7 @@ def _turned_away(reply: Reply) -> DaemonUnavailable:
     """What it means that a ping was not answered by a pong. Only a daemon has a code for why."""
     if isinstance(reply, ErrorReply) and reply.error_code:
         sentence = f"the daemon refuses: {reply.error_message}"
-        return DaemonUnavailable(Outcome.DAEMON_REFUSED, sentence, reply.error_code)
+        return DaemonUnavailable(Outcome.TURNED_AWAY, sentence, reply.error_code)
     return DaemonUnavailable(Outcome.DAEMON_GARBLED, f"the daemon answered a ping with {reply!r}"[:200])
 
 

@@ -53,6 +53,7 @@ class Outcome(str, Enum):
     DAEMON_LATE = "daemon_late"
     DAEMON_GARBLED = "daemon_garbled"
     DAEMON_TOO_OLD = "daemon_too_old"
+    TURNED_AWAY = "turned_away"
     BREAKER_OPEN = "breaker_open"
 
     TRANSFER_LATE = "transfer_late"
@@ -91,8 +92,8 @@ def reasons(outcomes: Sequence[Outcome]) -> str:
 
 
 class DaemonUnavailable(Exception):
-    """There is no answer from the daemon that can be trusted; `outcome` says of which kind. Where it is that
-    the daemon lets this process in no further, `code` is its word for why, if it gave one."""
+    """There is no answer from the daemon that can be trusted; `outcome` says of which kind. Where the daemon
+    did not let this process in (TURNED_AWAY), `code` is its word for why."""
 
     def __init__(self, outcome: Outcome, message: str, code: ErrorCode | None = None) -> None:
         super().__init__(message)
