@@ -135,8 +135,8 @@ def test_a_fault_nobody_foresaw_fails_its_batch_and_the_threads_live_on(
     with monkeypatch.context() as patch:
         patch.setattr(transfers_module, "crc32", broken)
         driver.store(["k"], [bytearray(10)])
-        assert driver.load(["k"], [bytearray(10)]) == [False]
-    assert driver.count("loads", "internal_error") == 1
+        assert driver.load(["k", "l"], [bytearray(10), "no buffer"]) == [False, False]
+    assert driver.connector.status()["loads"] == {"internal_error": 2}, "each key is counted, and once"
     assert driver.load(["k"], [bytearray(10)]) == [True]
 
 

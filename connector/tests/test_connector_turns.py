@@ -129,11 +129,14 @@ def test_a_write_whose_beginning_was_broken_off_begins_when_it_insists(
 
 def test_a_write_that_has_left_may_leave_again_and_so_may_one_that_never_came() -> None:
     turns = loading(0.2)
-    assert comes(turns).at_work
+    first = comes(turns)
+    assert first.at_work
     waiting = comes(turns)
     assert turns.write_leaves(Write(CHUNK)) == []
     assert not waiting.at_work
     assert turns.write_leaves(waiting) == turns.write_leaves(waiting) == []
+    assert turns.write_leaves(first) == turns.write_leaves(first) == []
+    assert [comes(turns).at_work, comes(turns).at_work] == [True, False], "one may be at work, and no more"
 
 
 def test_after_the_last_load_the_bound_grows_with_what_is_written_until_it_is_none() -> None:

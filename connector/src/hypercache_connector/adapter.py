@@ -228,13 +228,13 @@ class HyperCacheConnector:
             for index, (key, buffer) in enumerate(zip(operation.keys, buffers, strict=True))
             if buffer is not None
         ]
-        unusable = [Outcome.BAD_BUFFER] * (len(buffers) - len(usable))
-        if unusable:
-            count(self._engine, f"{operation.kind.value}s", unusable)
         uris = self._mapping.uris([key for _, key, _ in usable])
         results = transfer(self._engine, uris, [buffer for *_, buffer in usable])
         for (index, *_), outcome in zip(usable, results, strict=True):
             outcomes[index] = outcome
+        # Last: what raises before that is counted for every key.
+        unusable = [Outcome.BAD_BUFFER] * (len(buffers) - len(usable))
+        count(self._engine, f"{operation.kind.value}s", unusable)
         return outcomes
 
     def _usable(self, source: object, writable: bool) -> Buffer | None:
