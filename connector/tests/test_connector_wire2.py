@@ -871,8 +871,10 @@ def test_unless_stored_is_refused_before_a_daemon_of_2_0_could_drop_it(scripted,
     request = StageMany(suffixes=("a",), sizes=(1,), unless_stored=True)
     with pytest.raises(LocalProtocolError, match=r"unless_stored needs wire 2\.1 .* speaks wire 2\.0"):
         client.exchange([request])
+    needs = {"batches"}
     with pytest.raises(DaemonUnavailable, match=r"lacks unless_stored; upgrade it to wire 2\.1"):
-        client.ask(request)
+        client.ask(request, needs=needs)
+    assert needs == {"batches"}, "the caller's own"
     assert scripted.counted() == {"hello": 2}
 
 

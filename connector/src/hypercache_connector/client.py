@@ -129,7 +129,7 @@ class Client(Actions):
         if not many.suffixes:
             return []
         if spares_stored(many):
-            needs |= {"unless_stored"}
+            needs = needs | {"unless_stored"}
         return self._carried_out(lambda connection, by: connection.ask(many, by), needs)
 
     def lookup(self, uris: Iterable[str], *, needs: frozenset[str] = frozenset()) -> list[Outcome]:
