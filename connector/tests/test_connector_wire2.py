@@ -946,6 +946,8 @@ def evict(*names: str) -> list[Request]:
         (evict("a", "b", "a", "a", "c"), [2, 1, 2]),
         ([*evict("a"), Locate(uri="b"), Locate(uri="c"), *evict("b")], [1, 2, 1]),
         ([GetWriteStatus(uri="a"), GetWriteStatus(uri="a"), Ping(), Ping()], [2, 2]),
+        ([Locate(uri="a", auto_ingest=False)] * 3, [3]),
+        ([Locate(uri="a", auto_ingest=False), *[Locate(uri="a", pinned=True)] * 2], [1, 1, 1]),
         ([Purge(), Purge()], [1, 1]),
     ],
 )

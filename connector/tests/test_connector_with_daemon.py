@@ -20,7 +20,8 @@ from hypercache_compat.loop_devices import can_make_loop_devices, loop_devices
 from hypercache_compat.waiting import wait_until
 from hypercache_connector import Client
 from hypercache_connector.keys import UriMapping
-from hypercache_protocol import WireVersion
+from hypercache_protocol import SyncStatus, WireVersion
+from hypercache_protocol.batches import EvictMany
 from hypercache_protocol.messages import (
     AppendWrite,
     CommitWrite,
@@ -375,3 +376,18 @@ def test_on_any_wire_a_request_is_carried_out_after_those_before_it(
     staged = ["WRITESTAGED", "OK", *["WRITESTAGED"] * 3]
     assert words == [*staged, "WRITECOMMITTED", "OK", "PONG", "PONG", "EVICTED", "MISS", "MISS", "ERROR"]
     assert [reply.object_size for reply in replies[2:6]] == [10, 12, 15, 15]
+
+
+@pytest.mark.parametrize("wire", RELEASED, ids=str)
+def test_on_any_wire_what_is_named_twice_in_a_batch_is_evicted_once(
+    daemon: DaemonProcess, wire: WireVersion
+) -> None:
+    uri, absent = "hypercache://twice", "hypercache://absent"
+    with Client(daemon.socket_path, 20.0, version=wire) as client:
+        client.exchange(
+            [StageWrite(uri=uri, size_bytes=9), CommitWrite(uri=uri), StageWrite(uri=uri, size_bytes=8)]
+        )
+        answers = client.ask(EvictMany(suffixes=(uri, absent, uri)))
+        assert [answer.status for answer in answers] == ["EVICTED", "MISS", "EVICTED"]
+        assert client.get_write_status(uri).sync_status is SyncStatus.STAGED, "another's, for all it knows"
+        assert client.evict(uri)

@@ -81,6 +81,14 @@ def pieces(many: BatchRequest, limits: HelloLimits) -> Iterator[Batch]:
         yield Batch(singles(piece)[0] if alone else piece, len(suffixes))
 
 
+def once_each(many: BatchRequest) -> BatchRequest:
+    """The same request, of each uri once where a daemon of wire 2 would carry it out once: to evict an object
+    twice is to evict what another client has staged in its place."""
+    if not isinstance(many, EvictMany):
+        return many
+    return EvictMany.trusted(suffixes=tuple(dict.fromkeys(many.uris())))
+
+
 def singles(many: BatchRequest) -> Sequence[Request]:
     """The same as a request of wire 1 for each uri."""
     return _SINGLES[type(many)](many)
@@ -99,8 +107,8 @@ def batched(requests: Sequence[Request], limits: HelloLimits) -> Iterator[Batch]
 def waves(requests: Sequence[Request]) -> Iterator[list[Request]]:
     """The requests in groups, each to be sent once the one before it is answered: then they mean what they do
     on wire 1. There a daemon takes one after the other, while what it gets in frames goes on side by side."""
-    for kind, alike in groupby(requests, type):
-        if kind in _ONLY_TELL:
+    for (_, only_tells), alike in groupby(requests, lambda request: (type(request), _only_tells(request))):
+        if only_tells:
             yield list(alike)
         else:
             yield from _of_distinct_uris(alike)
@@ -117,7 +125,11 @@ def _of_distinct_uris(requests: Iterable[Request]) -> Iterator[list[Request]]:
     yield list(wave.values())
 
 
-_ONLY_TELL = (Ping, GetStatus, GetDevices, GetWriteStatus, RecordTelemetry)
+def _only_tells(request: Request) -> bool:
+    """Whether it changes nothing that another request could notice."""
+    if isinstance(request, Locate):
+        return _kind(request) is not None
+    return isinstance(request, (Ping, GetStatus, GetDevices, GetWriteStatus, RecordTelemetry))
 
 
 def spares_stored(request: BatchRequest) -> bool:

@@ -50,7 +50,7 @@ from hypercache_protocol.session import DEFAULT_LIMITS
 from hypercache_protocol.versions import features_of
 
 from .batch_replies import answers_of, replies_of
-from .batching import Batch, batched, pieces, singles, waves
+from .batching import Batch, batched, once_each, pieces, singles, waves
 from .dialing import connected
 from .layouts import Answer, answer_of, doubt_about
 from .lookups import presence, presence_batch, presence_batches
@@ -174,8 +174,16 @@ class Connection:
             DaemonUnavailable, LocalProtocolError: as for `exchange`.
         """
         if self._limits is None:
-            return list(map(answer_of, self._pipelined(singles(many), deadline)))
+            return self._one_by_one(many, deadline)
         return self._in_batches(list(pieces(many, self._limits)), deadline, answers_of)
+
+    def _one_by_one(self, many: BatchRequest, deadline: float) -> list[Answer]:
+        asked = once_each(many)
+        answers = list(map(answer_of, self._pipelined(singles(asked), deadline)))
+        if len(answers) == len(many.suffixes):
+            return answers
+        by_uri = dict(zip(asked.uris(), answers, strict=True))
+        return [by_uri[uri] for uri in many.uris()]
 
     def lookup(self, uris: Sequence[str], deadline: float) -> list[Outcome]:
         """OK for each uri that a load could verify now, else why not.
