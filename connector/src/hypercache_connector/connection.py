@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version as distribution_version
 from typing import TypeVar
 
 from hypercache_protocol import (
@@ -38,28 +37,25 @@ from hypercache_protocol import (
 from hypercache_protocol.batches import (
     BatchRequest,
     GetPresenceTable,
-    Hello,
     HelloLimits,
     HelloReply,
     LocateMany,
     PresenceTableReply,
 )
-from hypercache_protocol.messages import ErrorReply, Ping, PongReply, Reply, Request
-from hypercache_protocol.negotiation import parsed, spoken
-from hypercache_protocol.session import DEFAULT_LIMITS
+from hypercache_protocol.messages import Ping, PongReply, Reply, Request
+from hypercache_protocol.negotiation import parsed
 from hypercache_protocol.versions import features_of
 
 from .batch_replies import answers_of, replies_of
 from .batching import Batch, batched, once_each, pieces, singles, waves
 from .dialing import connected
+from .greeting import hello_of, turned_away, wire_of, within_own
 from .layouts import Answer, answer_of, doubt_about
 from .lookups import presence, presence_batch, presence_batches
 from .outcomes import DaemonUnavailable, Outcome
 from .presence import PresenceTable
 
 _T = TypeVar("_T")
-
-_OWN_VERSION = distribution_version("hypercache-ext")  # once: it reads files
 
 WINDOW_REQUESTS = 64
 WINDOW_BYTES = 64 * 1024
@@ -123,10 +119,10 @@ class Connection:
             return
         (reply,) = self._pipelined([Ping()], deadline)
         if not isinstance(reply, PongReply):
-            raise _turned_away(reply)
+            raise turned_away(reply)
         self.instance_id = reply.instance_id
         self.majors = frozenset(reply.wire or ())
-        self.wire = min(self._session.version, _wire_of(reply))
+        self.wire = min(self._session.version, wire_of(reply))
         # From here on what such a daemon would drop unread is refused before it is sent.
         self._session.version = self.wire
         self.features = frozenset(reply.features or ()) & features_of(self.wire)
@@ -134,13 +130,7 @@ class Connection:
     def _is_welcomed(self, deadline: float) -> bool:
         """Say hello; False where the daemon is of wire 1 and said so."""
         version = self._session.version
-        hello = Hello(
-            versions=spoken(version),
-            features=tuple(sorted(features_of(version))),
-            name="hypercache-connector",
-            version=_OWN_VERSION,
-        )
-        (reply,) = self._pipelined([hello], deadline)
+        (reply,) = self._pipelined([hello_of(version)], deadline)
         if not isinstance(reply, HelloReply) or not self._session.is_framed:
             return False
         self.instance_id = reply.instance_id
@@ -149,7 +139,7 @@ class Connection:
         )  # the session refuses what is no version, or above its own
         self._session.version = self.wire
         self.features = frozenset(reply.features) & features_of(self.wire)
-        self._limits = _within_own(reply.limits)
+        self._limits = within_own(reply.limits)
         return True
 
     def exchange(self, requests: Sequence[Request], deadline: float) -> list[Reply]:
@@ -391,19 +381,6 @@ class Connection:
             raise DaemonUnavailable(Outcome.DAEMON_GONE, f"reading from the daemon failed: {error}") from None
 
 
-def _turned_away(reply: Reply) -> DaemonUnavailable:
-    """What it means that a ping was not answered by a pong. Only a daemon has a code for why."""
-    if isinstance(reply, ErrorReply) and reply.error_code:
-        sentence = f"the daemon refuses: {reply.error_message}"
-        return DaemonUnavailable(Outcome.TURNED_AWAY, sentence, reply.error_code)
-    return DaemonUnavailable(Outcome.DAEMON_GARBLED, f"the daemon answered a ping with {reply!r}"[:200])
-
-
-def _wire_of(reply: PongReply) -> WireVersion:
-    """The wire of lines that a daemon speaks: one that has anything of 1.1 knows its fields."""
-    return WIRE_1_1 if features_of(WIRE_1_1) & frozenset(reply.features or ()) else WIRE_1_0
-
-
 def _split(
     batches: Sequence[Batch], replies: Sequence[Reply], split: Callable[[Batch, Reply], list[_T]]
 ) -> list[_T]:
@@ -411,9 +388,3 @@ def _split(
         return [one for batch, reply in zip(batches, replies, strict=True) for one in split(batch, reply)]
     except InvalidMessage as error:
         raise DaemonUnavailable(Outcome.DAEMON_GARBLED, error.message) from None
-
-
-def _within_own(announced: HelloLimits) -> HelloLimits:
-    """The daemon's limits, as far as this side's session can go."""
-    most = min(announced.max_request_bytes, DEFAULT_LIMITS.max_request_bytes)
-    return announced.model_copy(update={"max_request_bytes": most})
