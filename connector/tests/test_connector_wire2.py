@@ -414,6 +414,16 @@ def test_a_daemon_that_takes_more_than_this_side_sends_gets_no_more(scripted2, m
     assert client.lookup([f"{number}{'x' * 4000}" for number in range(600)]) == [Outcome.ABSENT] * 600
 
 
+def test_what_is_named_twice_is_evicted_once_also_where_it_takes_two_pieces(
+    scripted2, make: MakeClient
+) -> None:
+    scripted2.limits = limits_of(2)
+    scripted2.objects = {"a": hit(1), "b": hit(1)}
+    answers = make(scripted2.socket_path).ask(EvictMany(suffixes=("a", "b", "a")))
+    assert [type(answer) for answer in answers] == [EvictedReply] * 3
+    assert scripted2.counted() == {"hello": 1, "evict_many": 1}
+
+
 def test_a_daemon_that_announces_nothing_but_zeros_is_asked_one_by_one(scripted2, make: MakeClient) -> None:
     scripted2.limits = HelloLimits(max_request_bytes=0, max_reply_bytes=0, max_in_flight=0, max_batch=0)
     client = make(scripted2.socket_path)

@@ -82,9 +82,9 @@ def pieces(many: BatchRequest, limits: HelloLimits) -> Iterator[Batch]:
 
 
 def once_each(many: BatchRequest) -> BatchRequest:
-    """The same request, of each uri once where a daemon of wire 2 would carry it out once: to evict an object
-    twice is to evict what another client has staged in its place."""
-    if not isinstance(many, EvictMany):
+    """The same request, of each uri once where a daemon carries out once what one frame names twice: to evict
+    an object twice, on lines or in two pieces, is to evict what another client has staged in its place."""
+    if type(many) is not EvictMany:
         return many
     return EvictMany.trusted(suffixes=tuple(dict.fromkeys(many.uris())))
 

@@ -163,13 +163,11 @@ class Connection:
         Raises:
             DaemonUnavailable, LocalProtocolError: as for `exchange`.
         """
-        if self._limits is None:
-            return self._one_by_one(many, deadline)
-        return self._in_batches(list(pieces(many, self._limits)), deadline, answers_of)
-
-    def _one_by_one(self, many: BatchRequest, deadline: float) -> list[Answer]:
         asked = once_each(many)
-        answers = list(map(answer_of, self._pipelined(singles(asked), deadline)))
+        if self._limits is None:
+            answers = list(map(answer_of, self._pipelined(singles(asked), deadline)))
+        else:
+            answers = self._in_batches(list(pieces(asked, self._limits)), deadline, answers_of)
         if len(answers) == len(many.suffixes):
             return answers
         by_uri = dict(zip(asked.uris(), answers, strict=True))
