@@ -225,7 +225,7 @@ _HELP: dict[str, str] = {
     "owner": "PREFIX=USER,@GROUP: who alone may change what lies under this prefix of uris; repeat for more",
     "capacity": "PREFIX=SIZE: how much may lie under this prefix of uris, in all tiers; repeat for more",
     "format": "give up everything on the devices and in the catalog, and start empty",
-    "forget_unverifiable": "give up every object without checksums, at the first start with an older catalog",
+    "forget_unverifiable": "give up every object without checksums: once, after a restore from an older copy",
     "wire": f"newest wire version to speak: {', '.join(map(str, RELEASED))}",
     "log_level": "debug, info, warning or error",
     "metrics": "HOST:PORT, of loopback, at which Prometheus is told what get_status reports (default: none)",
