@@ -643,6 +643,22 @@ async def test_a_copy_takes_a_restart_since_clients_have_the_one_before_open(
         assert await client.fetch("dirty") == b"dirty"
 
 
+async def test_what_waits_without_checksums_can_be_given_up_where_a_copy_has_not_its_bytes(
+    short_dir: Path,
+) -> None:
+    async with two_devices(short_dir) as (daemon, client):
+        choices = {"local_only": False}
+        await store_on(client, daemon, FIRST, "verifiable", b"dirty", **choices)
+        await store_on(client, daemon, FIRST, "old client's", b"dirty", **choices, chunk_checksums=None)
+        fail(daemon, FIRST)
+        await cleared(daemon)
+    async with running(short_dir, forget_unverifiable=True) as daemon:
+        client = await daemon.connect()
+        await daemon.parts.health.look_again()
+        assert await client.fetch("verifiable") == b"dirty"
+        assert await client.fetch("old client's") is None
+
+
 @pytest.mark.parametrize("is_back", [False, True], ids=["withheld", "put back"])
 @pytest.mark.parametrize("failures", [0, 1], ids=["ends well", "fails"])
 async def test_an_upload_that_is_under_way_when_its_device_fails_ends_as_it_does(
