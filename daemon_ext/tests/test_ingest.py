@@ -275,6 +275,30 @@ async def test_what_a_client_commits_meanwhile_wins_even_if_it_is_gone_again(
         assert status["pools"]["nvme"]["staged_bytes"] == 0
 
 
+async def test_what_a_client_commits_before_there_are_blocks_for_it_wins_too(
+    short_dir: Path, backend: GatedBackend
+) -> None:
+    backend.gate.clear()
+    backend.between.clear()
+    async with running(short_dir, own_backend=backend) as daemon:
+        client, other = await daemon.connect(), await daemon.connect()
+        await client.send(line("locate", uri=URI))
+        await eventually(lambda: backend.downloads)
+        await other.store(URI, b"newer")
+        backend.gate.set()
+
+        async def has_staged() -> bool:
+            staged = (await other.status())["pools"]["nvme"]
+            return bool(staged["staged_bytes"] or staged["quarantined_bytes"])
+
+        await eventually(has_staged)
+        await other.ask("evict", uri=URI)
+        backend.between.set()
+        assert (await client.receive())["object_size"] == len(b"newer")
+        assert await other.fetch(URI) is None
+        assert (await other.status())["backend"]["ingested_objects"] == 0
+
+
 async def test_a_client_may_stage_under_the_same_uri_meanwhile_and_commit_later(
     short_dir: Path, backend: GatedBackend
 ) -> None:

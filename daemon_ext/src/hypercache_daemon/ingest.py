@@ -119,6 +119,9 @@ class Ingester:
         staged = sole(await self.stager.stage(StageOrder([uri], [size_bytes], options, tier, None)))
         committed = False
         try:
+            # What is committed from here on overtakes it; what was before may be gone again at the end.
+            if (here := self.store.cache.get(uri)) is not None:
+                return here
             # Cancelled only when the daemon ends: then no source that hangs may keep it.
             checksums = await trio.to_thread.run_sync(self._fill, staged, pieces, abandon_on_cancel=True)
             committed = await self._commit(staged, checksums)
