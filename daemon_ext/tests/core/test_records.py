@@ -8,7 +8,7 @@ import pytest
 from hypercache_daemon.core import records as records_module
 from hypercache_daemon.core.extents import Extent, packed
 from hypercache_daemon.core.objects import StoredObject
-from hypercache_daemon.core.records import Columns, in_tier, record_of, verifiable
+from hypercache_daemon.core.records import Columns, in_tier, record_of, unverifiable, verifiable
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
@@ -39,6 +39,8 @@ def test_of_each_record_is_told_whether_it_has_checksums() -> None:
     kinds = (None, b"", b"\xff\xff\xff\xff")
     records = [record_of(stored._replace(packed_checksums=checksums)) for checksums in kinds]
     assert verifiable(Columns(records).heads).tolist() == [False, True, True]
+    by_uri = dict(zip("abc", records, strict=True))
+    assert unverifiable(by_uri) == [stored]
 
 
 @pytest.mark.parametrize("cut", [1, 20, 21, 40, 41, 67])
