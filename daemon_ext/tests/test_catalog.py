@@ -214,6 +214,16 @@ async def test_a_post_before_a_write_is_as_durable_as_the_write() -> None:
         assert {stored.uri for stored in read(image)[0]} == {"posted", "written"}
 
 
+async def test_what_a_start_posts_is_durable_before_anybody_is_served() -> None:
+    with made() as path, opened(path, POOL) as catalog:
+        catalog.post([Put(an_object("posted"))])
+        async with trio.open_nursery() as nursery:
+            await nursery.start(catalog.run)
+            image = crash_image(path)
+            nursery.cancel_scope.cancel()
+        assert [stored.uri for stored in read(image)[0]] == ["posted"]
+
+
 async def test_a_failed_transaction_fails_its_writers_and_keeps_what_was_posted() -> None:
     with made() as path:
         async with running(path) as catalog:

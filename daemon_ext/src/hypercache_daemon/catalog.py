@@ -194,9 +194,11 @@ class Catalog:
         self._enter(changes, posted=True)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write what is handed in until cancelled, then write what is left and close the file."""
+        """Write what is handed in until cancelled, then write what is left and close the file. It is started
+        once that is written which was handed in before: objects that a start gives up may not come back."""
         assert self._is_checked, "nothing is written to what may be torn"
         try:
+            await self._write_waiting()
             task_status.started()
             while True:
                 await self._wake.wait()
