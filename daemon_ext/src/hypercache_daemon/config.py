@@ -13,13 +13,12 @@ from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ByteSize,
     ConfigDict,
     Field,
     TypeAdapter,
     ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -37,15 +36,17 @@ MIB = 1024 * 1024
 GIB = 1024 * MIB
 
 
-def _size(value: object, as_bytes: ValidatorFunctionWrapHandler) -> ByteSize:
+_SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
+
+
+def _size(value: object) -> ByteSize:
     try:
-        size: ByteSize = as_bytes(value)
+        return _SIZE.validate_python(value)
     except ValidationError:
         raise ValueError(f"{value!r} is no size; write bytes, or words such as 2GiB") from None
-    return size
 
 
-Size = Annotated[ByteSize, WrapValidator(_size)]
+Size = Annotated[ByteSize, BeforeValidator(_size)]
 
 
 class ConfigError(Exception):
@@ -189,10 +190,7 @@ def _limits(entries: Sequence[str]) -> dict[str, int]:
         prefix = whole_prefix(word)
         if prefix in limits:
             raise ValueError(f"{prefix} is given twice; give it one limit")
-        try:
-            limits[prefix] = _SIZE.validate_python(size.strip())
-        except ValidationError:
-            raise ValueError(f"{size!r} is no size; write bytes, or words such as 2GiB") from None
+        limits[prefix] = _size(size)
     return limits
 
 
@@ -206,7 +204,6 @@ def _address(word: str | None) -> tuple[str, int] | None:
 
 
 _LAST_PORT = 65535
-_SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 
 _HELP: dict[str, str] = {
     "socket": "Unix socket to answer on",
