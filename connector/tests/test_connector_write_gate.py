@@ -179,11 +179,13 @@ class BreakingLock:
 
 
 @pytest.mark.parametrize("step", range(1, 9))
-def test_a_load_and_a_write_that_are_broken_off_at_any_step_are_gone(gate: WriteGate, step: int) -> None:
-    gate._lock = BreakingLock(step)  # type: ignore[assignment]
+def test_a_load_and_a_write_that_are_broken_off_at_any_step_are_gone(
+    gate: WriteGate, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "_lock", BreakingLock(step))
     with pytest.raises(KeyboardInterrupt), gate.loading(), gate.writing(CHUNK, time.monotonic()) as turn:
         assert turn is Outcome.OK
-    gate._lock = threading.Lock()
+    monkeypatch.undo()
     with gate.loading(), gate.writing(ENOUGH_BYTES, time.monotonic()) as turn:
         assert turn is Outcome.OK, "else a write is counted that is none"
     with gate.writing(ENOUGH_BYTES, time.monotonic()):

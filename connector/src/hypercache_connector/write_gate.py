@@ -7,7 +7,8 @@ Rules:
    what they read only while a write waits; writes look at `bounded` without it. One that looked a moment too
    early is one more on its way to the devices.
 4. Ctrl-C may break off any step, and what never leaves holds up writes for good: so what has begun to leave
-   does, and to leave twice does no harm.
+   does, and to leave twice does no harm. Each way of leaving stands in full: it comes at the entry of a
+   function too, so one that both shared would be entered outside of its own `try`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class WriteGate:
         finally:
             try:
                 self._end(load)
-            except BaseException:
+            except BaseException:  # Ctrl-C is none of Exception's
                 self._end(load)
                 raise
 
@@ -85,7 +86,7 @@ class WriteGate:
         finally:
             try:
                 self._leave(write)
-            except BaseException:
+            except BaseException:  # as above
                 self._leave(write)
                 raise
 
