@@ -232,9 +232,9 @@ class HyperCacheConnector:
         results = transfer(self._engine, uris, [buffer for *_, buffer in usable])
         for (index, *_), outcome in zip(usable, results, strict=True):
             outcomes[index] = outcome
-        # Last: what raises before that is counted for every key.
-        unusable = [Outcome.BAD_BUFFER] * (len(buffers) - len(usable))
-        count(self._engine, f"{operation.kind.value}s", unusable)
+        if unusable := len(buffers) - len(usable):
+            # Last: what raises before that is counted for every key.
+            count(self._engine, f"{operation.kind.value}s", [Outcome.BAD_BUFFER] * unusable)
         return outcomes
 
     def _usable(self, source: object, writable: bool) -> Buffer | None:
