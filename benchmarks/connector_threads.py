@@ -15,7 +15,7 @@ import select
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +31,6 @@ BATCHES = 8
 WARM_UP = 2
 WAIT_S = 60.0
 
-VALUES = {
-    "load_threads": (1, 2, 4, 8, 16),
-    "store_threads": (1, 2, 4, 8, 16),
-    "lookup_threads": (1, 2, 4, 8),
-    "read_workers": (4, 8, 16, 32),
-    "write_workers": (4, 8, 16, 32),
-}
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -53,17 +45,19 @@ LARGE = Shape("4 of 14 MiB", 4, 14 * MIB)
 SMALL = Shape("16 of 256 KiB", 16, 256 * KIB)
 TINY = Shape("64 keys", 64, 4 * KIB)
 
-SHAPES = {"lookup_threads": (TINY,)}
-"""Of a parameter; else both of those whose bytes count."""
-
 Keys = list[str]
 
 
 class Batches:
-    """Eight batches of one shape, each with memory of its own."""
+    """Eight batches of one shape, each with memory of its own. Each way gives the seconds that it took.
 
-    def __init__(self, shape: Shape) -> None:
+    Args:
+        connector: stores the batches that stay, and deletes all.
+    """
+
+    def __init__(self, shape: Shape, connector: HyperCacheConnector) -> None:
         self._shape = shape
+        self._connector = connector
         size = BATCHES * shape.keys * shape.object_bytes
         memory = np.empty(size + 4096, np.uint8)
         memory = memory[-memory.ctypes.data % 4096 :][:size]
@@ -71,26 +65,37 @@ class Batches:
         views = [memoryview(each) for each in memory.reshape(-1, shape.object_bytes)]
         self._views = [views[start : start + shape.keys] for start in range(0, len(views), shape.keys)]
         self._names = itertools.count()
+        self._stored = self._fresh()
+        self._store(connector, self._stored)
 
-    def fresh(self) -> list[Keys]:
-        """Keys that were never used."""
+    def load(self, connector: HyperCacheConnector) -> float:
+        """Load all that stay."""
+        return _timed(connector, connector.submit_batch_get, zip(self._stored, self._views, strict=True))
+
+    def look_up(self, connector: HyperCacheConnector) -> float:
+        """Look up all that stay."""
+        return _timed(connector, connector.submit_batch_exists, zip(self._stored))
+
+    def store(self, connector: HyperCacheConnector) -> float:
+        """Store others, which are deleted afterwards."""
+        fresh = self._fresh()
+        try:
+            return self._store(connector, fresh)
+        finally:
+            self._delete(fresh)
+
+    def close(self) -> None:
+        """Delete those that stay."""
+        self._delete(self._stored)
+
+    def _fresh(self) -> list[Keys]:
         return [[f"{self._shape.name}/{next(self._names)}" for _ in views] for views in self._views]
 
-    def store(self, connector: HyperCacheConnector, batches: Sequence[Keys]) -> float:
-        """Seconds until all are stored."""
+    def _store(self, connector: HyperCacheConnector, batches: Sequence[Keys]) -> float:
         return _timed(connector, connector.submit_batch_set, zip(batches, self._views, strict=True))
 
-    def load(self, connector: HyperCacheConnector, batches: Sequence[Keys]) -> float:
-        """Seconds until all are loaded."""
-        return _timed(connector, connector.submit_batch_get, zip(batches, self._views, strict=True))
-
-    def look_up(self, connector: HyperCacheConnector, batches: Sequence[Keys]) -> float:
-        """Seconds until all are found."""
-        return _timed(connector, connector.submit_batch_exists, ((keys,) for keys in batches))
-
-    def delete(self, connector: HyperCacheConnector, batches: Sequence[Keys]) -> float:
-        """Seconds until all are gone."""
-        return _timed(connector, connector.submit_batch_delete, ((keys,) for keys in batches))
+    def _delete(self, batches: Sequence[Keys]) -> None:
+        _timed(self._connector, self._connector.submit_batch_delete, zip(batches))
 
 
 def _timed(connector: HyperCacheConnector, submit: Callable[..., int], batches: Iterator[Any]) -> float:
@@ -108,42 +113,53 @@ def _timed(connector: HyperCacheConnector, submit: Callable[..., int], batches: 
     return time.perf_counter() - began
 
 
+@dataclass(frozen=True)
+class Parameter:
+    """Which values are tried, in which way, and with which batches.
+
+    Args:
+        seals: whether seals are looked for, without which lookups take no thread.
+    """
+
+    values: tuple[int, ...]
+    way: Callable[[Batches, HyperCacheConnector], float]
+    shapes: tuple[Shape, ...] = (LARGE, SMALL)
+    seals: bool = False
+
+
+PARAMETERS = {
+    "load_threads": Parameter((1, 2, 4, 8, 16), Batches.load),
+    "store_threads": Parameter((1, 2, 4, 8, 16), Batches.store),
+    "lookup_threads": Parameter((1, 2, 4, 8), Batches.look_up, (TINY,), seals=True),
+    "read_workers": Parameter((4, 8, 16, 32), Batches.load),
+    "write_workers": Parameter((4, 8, 16, 32), Batches.store),
+}
+
+
 @contextmanager
 def _connectors(params: Mapping[str, Any], name: str) -> Iterator[dict[int, HyperCacheConnector]]:
     """One for each value of the parameter."""
-    seals = {"seal_for_old_daemons": name == "lookup_threads"}
+    parameter = PARAMETERS[name]
     with ExitStack() as stack:
         made = {}
-        for value in VALUES[name]:
-            made[value] = HyperCacheConnector(**{**params, **seals, name: value})
+        for value in parameter.values:
+            made[value] = HyperCacheConnector(
+                **{**params, "seal_for_old_daemons": parameter.seals, name: value}
+            )
             stack.callback(made[value].close)
         yield made
 
 
 def _measured(params: Mapping[str, Any], name: str, shape: Shape, rounds: int) -> dict[int, float]:
     """The median of the seconds that each value took."""
-    batches = Batches(shape)
-    with _connectors(params, name) as connectors:
-        default = connectors[_default(name)]
-        stored = batches.fresh()
-        batches.store(default, stored)
-
-        def turn(connector: HyperCacheConnector) -> float:
-            if name == "lookup_threads":
-                return batches.look_up(connector, stored)
-            if name in ("load_threads", "read_workers"):
-                return batches.load(connector, stored)
-            fresh = batches.fresh()
-            try:
-                return batches.store(connector, fresh)
-            finally:
-                batches.delete(default, fresh)
-
+    with (
+        _connectors(params, name) as connectors,
+        closing(Batches(shape, connectors[_default(name)])) as batches,
+    ):
         times: dict[int, list[float]] = {value: [] for value in connectors}
         for number in range(WARM_UP + rounds):
             for value in sorted(connectors, reverse=bool(number % 2)):
-                times[value].append(turn(connectors[value]))
-        batches.delete(default, stored)
+                times[value].append(PARAMETERS[name].way(batches, connectors[value]))
     return {value: statistics.median(each[WARM_UP:]) for value, each in times.items()}
 
 
@@ -154,8 +170,8 @@ def _default(name: str) -> int:
 def _rows(params: Mapping[str, Any], rounds: int) -> Iterator[str]:
     yield row(["parameter", "a batch", "default", "takes ms", "by it"])
     yield row(["---", "---", "---:", "---:", "---"])
-    for name in VALUES:
-        for shape in SHAPES.get(name, (LARGE, SMALL)):
+    for name, parameter in PARAMETERS.items():
+        for shape in parameter.shapes:
             medians = _measured(params, name, shape, rounds)
             own = medians[_default(name)]
             by = ", ".join(f"{value}: {median / own:.2f}" for value, median in medians.items())
