@@ -18,6 +18,7 @@ MINUTES ?= 30
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # Folders with the longest files come first, and stay first, so that no worker ends alone with one of them.
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
+CORE_TESTS := daemon_ext/tests/core protocol/tests
 # No configuration: it names every package, and would warn of those that these tests don't import.
 COVERAGE_OF := --cov-branch --cov-config=/dev/null --cov-report=term:skip-covered --cov-fail-under=100 --cov
 
@@ -35,7 +36,9 @@ demo: $(STAMP)
 test: check
 ifeq ($(PYTEST_ARGS),)
 	@echo "== tests of the protocol and of the daemon's core, which must reach every branch of them =="
-	@$(PYTEST) daemon_ext/tests/core protocol/tests $(COVERAGE_OF)=hypercache_protocol --cov=hypercache_daemon.core
+	@$(PYTEST) $(CORE_TESTS) -m "not hypothesis" $(COVERAGE_OF)=hypercache_protocol --cov=hypercache_daemon.core
+	@echo "== the same folders' tests that draw what they try: what they reach differs from run to run =="
+	@$(PYTEST) $(CORE_TESTS) -m hypothesis
 	@echo "== all other tests =="
 	@$(PYTEST) compat_tests/tests connector/tests daemon_ext/tests --ignore=daemon_ext/tests/core
 else

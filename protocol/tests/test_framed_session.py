@@ -4,6 +4,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +85,15 @@ def test_replies_in_any_order_find_their_requests(
     assert pair.answer(*replies) == [ReplyReceived(number, reply) for number, reply in replies]
     assert (pair.client.pending, pair.daemon.pending) == (0, 0)
     assert (pair.client.unknown_fields, pair.daemon.unknown_fields) == (0, 0)
+
+
+def test_a_greased_frame_is_whole_and_has_the_fields_in_each_map_that_it_holds() -> None:
+    fields = {"limits": {"max_batch": 1}, "layouts": [{"offset": 0}]}
+    assert greased_frame(frame(msgpack.packb([7, "HELLO", fields])), {"x": 1}) == frame(
+        msgpack.packb(
+            [7, "HELLO", {"limits": {"max_batch": 1, "x": 1}, "layouts": [{"offset": 0, "x": 1}], "x": 1}]
+        )
+    )
 
 
 @given(exchanges(framed=True), unknown_fields())

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import find, given
 from hypothesis import strategies as st
 
 from hypercache_protocol import ErrorCode, InvalidMessage
@@ -135,6 +135,13 @@ def as_hit(layout: Layout) -> HitReply:
             "generation": layout.generation,
         }
     )
+
+
+@pytest.mark.parametrize("chunk_count", range(5))
+def test_made_up_layouts_have_as_many_of_everything_as_chunks(chunk_count: int) -> None:
+    layout = find(layouts(), lambda it: len(it.lengths) == chunk_count and it.checksums is not None)
+    assert [len(each) for each in (layout.paths, layout.offsets, layout.checksums)] == [chunk_count] * 3
+    assert layout.size_bytes == sum(layout.lengths)
 
 
 @given(st.lists(layouts(), max_size=5))

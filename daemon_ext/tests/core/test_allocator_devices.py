@@ -86,6 +86,17 @@ def test_a_fuller_device_sits_out_turns_only_in_proportion() -> None:
     assert "111" not in "".join(map(str, devices)), "its turns are spread"
 
 
+def test_what_was_taken_ahead_for_turns_that_a_device_then_sits_out_is_free_again() -> None:
+    allocator = pool(64 * GIB, 32 * GIB)
+    free_bytes = allocator.free_bytes
+    placed = allocator.allocate_all([256 * KIB] * 300)
+    assert placed is not None
+    taken = bytes_by_device(placed)
+    assert taken[0] > 1.5 * taken[1], "device 1 was to give half of them"
+    assert allocator.free_bytes == free_bytes - 300 * 256 * KIB
+    assert [allocator.allocated_bytes(device) for device in (0, 1)] == [taken[0], taken[1]]
+
+
 def test_a_device_that_has_become_the_freest_owes_no_turns() -> None:
     allocator = pool(GIB, 64 * MIB)
     assert [allocated(allocator, CHUNK_SIZE)[0].device for _ in range(8)] == [0, 1, 0, 1, 0, 0, 0, 0]

@@ -139,6 +139,16 @@ def test_a_policy_sees_the_whole_batch_or_the_end_alone_of_one_of_which_nothing_
     assert seen == [["a", "0", "b"], ["b"], []]
 
 
+def test_a_pool_in_which_nothing_is_does_not_hear_of_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = of_both_tiers()
+    commit(cache, "a", MIB, Tier.RAM)
+    seen: list[Tier] = []
+    for tier, pool in cache.pools.items():
+        monkeypatch.setattr(pool.policy, "touched", lambda _, tier=tier: seen.append(tier))
+    cache.locate(["a"])
+    assert seen == [Tier.RAM]
+
+
 def test_naming_victims_changes_nothing() -> None:
     cache = cache_of([MIB, MIB])
     before = cache.pools[Tier.NVME].usage()
@@ -244,6 +254,19 @@ def test_the_uris_of_all_objects_and_of_those_in_a_state_are_told() -> None:
     assert cache.uris(SyncStatus.COMMITTED) == ["1"]
 
 
+def test_the_owners_of_some_uris_come_in_their_order() -> None:
+    cache = cache_of([MIB, MIB])
+    assert cache.owners(["1", "nowhere", "0"]) == [cache.get("1"), None, cache.get("0")]
+
+
+def test_a_commit_overtakes_what_the_daemon_itself_fetches_of_the_same_uri_alone() -> None:
+    cache = cache_of([])
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+    fetches = [cache.stage(uri, MIB, Tier.NVME, None, options, now=0) for uri in ("a", "b")]
+    commit(cache, "a", MIB)
+    assert [isinstance(fetch, StagedWrite) and fetch.overtaken for fetch in fetches] == [True, False]
+
+
 def test_only_writes_of_clients_that_are_not_committed_count_as_staged() -> None:
     cache = cache_of([MIB])
     assert not cache.staged.has_of_clients
@@ -316,6 +339,16 @@ def test_objects_of_both_tiers_are_loaded_into_the_pool_of_each() -> None:
     assert again.pools[Tier.RAM].usage().used_bytes == 7 * MIB
 
 
+def test_each_prefix_counts_what_was_loaded_under_it() -> None:
+    cache, again = (limited_cache(a=4 * MIB, b=4 * MIB) for _ in range(2))
+    for uri, size_bytes in (("a/1", MIB), ("c", MIB), ("b/1", 4097), ("a/2", 2 * MIB)):
+        commit(cache, uri, size_bytes)
+    again.load({stored.uri: record_of(stored) for stored in cache.objects()})
+    figures = [[(room.used_bytes, room.evictable_bytes) for room in each.rooms] for each in (cache, again)]
+    assert figures[0] == figures[1] == [(3 * MIB,) * 2, (8192,) * 2, (4 * MIB + 8192,) * 2]
+    assert [list(room.policy.victims()) for room in again.rooms][:2] == [["a/1", "a/2"], ["b/1"]]
+
+
 def test_a_catalog_in_which_a_block_has_two_owners_is_refused() -> None:
     cache = cache_of([MIB, MIB])
     first, second = cache.get("0"), cache.get("1")
@@ -324,6 +357,27 @@ def test_a_catalog_in_which_a_block_has_two_owners_is_refused() -> None:
     places = {"packed_extents": first.packed_extents}
     with pytest.raises(ValueError, match="1048576 bytes at 0: a block is allocated already"):
         cache_of([]).load({"0": record_of(first), "1": record_of(second._replace(generation=7, **places))})
+
+
+def test_blocks_that_rested_when_the_catalog_was_written_rest_on() -> None:
+    cache = cache_of([MIB])
+    (hold,) = cache.apply_removes(["0"], now=0)
+    assert hold is not None
+    again = cache_of([])
+    again.load_hold(hold)
+    assert again.pools[Tier.NVME].usage() == cache.pools[Tier.NVME].usage()
+    assert again.release_due(now=hold.release_at, most=9) == [hold]
+    assert again.pools[Tier.NVME].usage().free_bytes == 16 * MIB
+    with pytest.raises(ValueError, match="a block is allocated already"):
+        cache_of([MIB]).load_hold(hold)
+
+
+def test_no_object_is_of_a_newer_generation_than_the_newest() -> None:
+    cache = cache_of([])
+    assert cache.newest_generation == 1 << 40
+    commit(cache, "a", MIB)
+    commit(cache, "b", MIB)
+    assert cache.newest_generation == max(stored.generation for stored in cache.objects())
 
 
 def test_a_staged_write_that_no_client_heard_of_leaves_nothing() -> None:
@@ -352,6 +406,15 @@ def test_an_append_that_no_client_heard_of_leaves_nothing() -> None:
     assert cache.pools[Tier.NVME].usage() == before
 
 
+def test_what_nobody_touched_for_the_expiry_time_expires_unless_its_uri_is_in_use() -> None:
+    cache = cache_of([])
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+    for uri, now in (("old", 0), ("busy", 0), ("new", 1)):
+        cache.stage(uri, MIB, Tier.NVME, 1, options, now)
+    expired = cache.expired(Times().stage_expiry_s, lambda uri: uri != "busy")
+    assert [staged.uri for staged in expired] == ["old"]
+
+
 def test_what_two_read_rests_only_once_both_have_ended() -> None:
     cache = cache_of([MIB])
     stored = cache.get("0")
@@ -366,6 +429,18 @@ def test_what_two_read_rests_only_once_both_have_ended() -> None:
     cache.begin_reading(stored)
     cache.end_reading(stored)  # of what nobody removed meanwhile
     assert cache.pools[Tier.NVME].usage().free_bytes == 16 * MIB
+
+
+def test_what_a_writer_may_still_write_rests_for_its_own_time() -> None:
+    cache = cache_of([])
+    options = StageOptions(auto_flush=False, write_through=False, pinned=False)
+    holds = []
+    for uri, quarantine_s in (("long", 20), ("short", 10)):
+        staged = cache.stage(uri, MIB, Tier.NVME, 1, options, now=0)
+        assert isinstance(staged, StagedWrite)
+        holds.append(cache.discard(staged, 0, quarantine_s))
+    long, short = holds
+    assert [cache.release_due(now, most=9) for now in (9, 10, 19, 20)] == [[], [short], [], [long]]
 
 
 def test_to_end_what_nobody_began_is_no_reading_that_never_ends() -> None:

@@ -50,6 +50,30 @@ class Notes(Lru):
         self.batches.append(list(keys_in_batch_order))
 
 
+A, B, C = "hypercache://a/1", "hypercache://b", "hypercache://a/b/2"
+
+
+@pytest.mark.parametrize(
+    ("uris", "outer", "inner"),
+    [
+        ([A, A], [[A, A]], []),
+        ([A, B, C], [[A, C]], [[C]]),
+        ([C, C], [[C, C]], [[C, C]]),
+        ([B], [], []),
+        ([], [], []),
+    ],
+)
+def test_a_prefix_hears_of_its_part_of_a_batch(
+    uris: list[str], outer: list[list[str]], inner: list[list[str]]
+) -> None:
+    policies = {"hypercache://a/": Notes(), "hypercache://a/b/": Notes()}
+    limits = Capacities(Capacity(prefix, 1, policy) for prefix, policy in policies.items())
+    limits.touched(uris)
+    assert [policy.batches for policy in policies.values()] == [outer, inner]
+    heard = [prefix for prefix, policy in policies.items() if policy.batches]
+    assert sorted(capacity.prefix for capacity in limits.around(uris)) == heard
+
+
 SEGMENTS = st.sampled_from(["a", "b", "a!", "a0", ""])
 URIS = st.builds(
     lambda scheme, segments: scheme + "/".join(segments),

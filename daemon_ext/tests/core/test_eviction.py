@@ -75,6 +75,18 @@ def test_what_is_loaded_at_once_goes_on_like_what_was_inserted_one_by_one(
 
 
 @every_policy
+@pytest.mark.parametrize("count", [0, 1, 64, 65, 150])
+def test_what_is_loaded_leaves_in_its_order_and_before_what_comes_later(make: Make, count: int) -> None:
+    twins = Twins(make, count)
+    twins.check()
+    twins.both(lambda policy: policy.inserted("new", 4096))
+    twins.check()
+    assert list(twins.loaded.victims()) == [*numbered(count), "new"]
+    twins.both(lambda policy: policy.touched([]))
+    twins.check()
+
+
+@every_policy
 def test_of_a_batch_the_tail_leaves_before_the_head(make: Make) -> None:
     policy = policy_with(["head", "middle", "tail", "other"], make)
     policy.touched(["head", "middle", "tail"])

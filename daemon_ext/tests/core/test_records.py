@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 
 from hypercache_daemon.core import records as records_module
 from hypercache_daemon.core.extents import Extent, packed
 from hypercache_daemon.core.objects import StoredObject
-from hypercache_daemon.core.records import Columns, in_tier, record_of, unverifiable, verifiable
+from hypercache_daemon.core.records import (
+    Columns,
+    generations_of,
+    in_tier,
+    record_of,
+    unverifiable,
+    verifiable,
+)
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import SyncStatus
 
@@ -41,6 +50,14 @@ def test_of_each_record_is_told_whether_it_has_checksums() -> None:
     assert verifiable(Columns(records).heads).tolist() == [False, True, True]
     by_uri = dict(zip("abc", records, strict=True))
     assert unverifiable(by_uri) == [stored]
+
+
+def test_generations_are_read_in_the_order_of_the_records() -> None:
+    stored = StoredObject("a", Tier.NVME, 1, packed([ONE]), None, 1, SyncStatus.LOCAL_ONLY)
+    records = [record_of(stored._replace(generation=generation)) for generation in (3, 1 << 62, 2)]
+    assert generations_of(records) == (3, 1 << 62, 2)
+    with pytest.raises(struct.error):
+        generations_of([*records, records[0][:7]])
 
 
 @pytest.mark.parametrize("cut", [1, 20, 21, 40, 41, 67])
