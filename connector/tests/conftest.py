@@ -16,7 +16,7 @@ import pytest
 
 from hypercache_compat.daemon_process import started_by
 from hypercache_compat.forked import fork_daemon
-from hypercache_connector import HyperCacheConnector
+from hypercache_connector import Client, HyperCacheConnector
 from hypercache_protocol.versions import LATEST
 
 # Test files are imported one by one, so what they share needs a place on the path, and so have the suites
@@ -24,6 +24,7 @@ from hypercache_protocol.versions import LATEST
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from asking import MakeClient
 from frame_relay import FrameRelay
 from lmcache_driver import Driver
 from scripted_daemon import ScriptedDaemon
@@ -69,6 +70,17 @@ def relay_to(folder: Path) -> Iterator[Callable[[str], FrameRelay]]:
     """Puts relays before daemons; they end with the test."""
     with ExitStack() as stack:
         yield lambda target: stack.enter_context(FrameRelay(str(folder / "relay"), target))
+
+
+@pytest.fixture
+def client_to() -> Iterator[MakeClient]:
+    """Makes clients that are closed at the end."""
+    with ExitStack() as stack:
+
+        def make(socket_path: str, timeout_s: float = 10.0, **options: Any) -> Client:
+            return stack.enter_context(Client(socket_path, timeout_s, **options))
+
+        yield make
 
 
 @pytest.fixture

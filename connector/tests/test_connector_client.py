@@ -10,18 +10,20 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import MakeClient, failure, hit, locates
 
 from hypercache_compat.waiting import wait_until
 from hypercache_connector import Client, ConfigError, DaemonUnavailable, dialing
 from hypercache_connector.connection import WINDOW_BYTES, Connection, DeadBeforeSending
 from hypercache_connector.outcomes import Outcome
-from hypercache_protocol import ErrorCode, SyncStatus
+from hypercache_protocol import ErrorCode
 from hypercache_protocol.batches import LocateMany
 from hypercache_protocol.messages import (
     CommitWrite,
@@ -38,36 +40,12 @@ from hypercache_protocol.messages import (
 )
 
 DEADLINE_S = 30.0
-MakeClient = Callable[..., Client]
 
 
 @pytest.fixture
-def make(scripted) -> Iterator[MakeClient]:
+def make(scripted, client_to: MakeClient) -> MakeClient:
     """Makes clients of the scripted daemon that are closed at the end."""
-    made: list[Client] = []
-
-    def client(timeout_s: float = 10.0, **options) -> Client:
-        made.append(Client(scripted.socket_path, timeout_s, **options))
-        return made[-1]
-
-    yield client
-    for each in made:
-        each.close()
-
-
-def locates(count: int, prefix: str = "u") -> list[Locate]:
-    return [Locate(uri=f"{prefix}{number}", auto_ingest=False) for number in range(count)]
-
-
-def hit(size_bytes: int) -> HitReply:
-    """A reply that can be told from others by its size."""
-    return HitReply(object_size=size_bytes, chunk_layout=(), sync_status=SyncStatus.LOCAL_ONLY)
-
-
-def failure(client: Client, requests: list[Request]) -> Outcome:
-    with pytest.raises(DaemonUnavailable) as caught:
-        client.exchange(requests)
-    return caught.value.outcome
+    return partial(client_to, scripted.socket_path)
 
 
 # -- exchanges -----------------------------------------------------------------------------------------------

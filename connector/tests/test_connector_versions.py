@@ -1,11 +1,9 @@
 """What a client says, and does not send, where the daemon or it itself speaks an older wire."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-
 import pytest
+from asking import MakeClient
 
-from hypercache_connector import Client, DaemonUnavailable
+from hypercache_connector import DaemonUnavailable
 from hypercache_connector.outcomes import Outcome
 from hypercache_protocol import LocalProtocolError, WireVersion
 from hypercache_protocol.batches import LocateMany
@@ -13,18 +11,12 @@ from hypercache_protocol.messages import CommitWrite, Locate, MissReply
 from hypercache_protocol.versions import LATEST, WIRE_1_0, WIRE_1_1, WIRE_2_0
 
 NEEDS = frozenset({"chunk_checksums", "local_only"})
-MakeClient = Callable[..., Client]
 
 
 @pytest.fixture
-def make(scripted) -> Iterator[MakeClient]:
+def make(scripted, client_to: MakeClient) -> MakeClient:
     """Makes clients of the scripted daemon that speak at most `version`."""
-    with ExitStack() as stack:
-
-        def client(version: WireVersion = LATEST) -> Client:
-            return stack.enter_context(Client(scripted.socket_path, 10.0, version=version))
-
-        yield client
+    return lambda version=LATEST: client_to(scripted.socket_path, version=version)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from hypercache_protocol import (
-    SyncStatus,
-    Tier,
-)
+from hypercache_protocol import SyncStatus, Tier
 from hypercache_protocol.batches import (
     BatchRequest,
     CommitMany,

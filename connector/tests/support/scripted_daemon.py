@@ -27,13 +27,7 @@ from hypercache_protocol import (
     Tier,
     WireVersion,
 )
-from hypercache_protocol.batches import (
-    BatchRequest,
-    Hello,
-    HelloLimits,
-    HelloReply,
-    StageMany,
-)
+from hypercache_protocol.batches import BatchRequest, Hello, HelloLimits, HelloReply, StageMany
 from hypercache_protocol.messages import (
     ChunkLocation,
     CommittedReply,
