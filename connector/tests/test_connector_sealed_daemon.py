@@ -3,7 +3,6 @@
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ import pytest
 
 from hypercache_compat import raw_wire
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
+from hypercache_compat.waiting import wait_until
 from hypercache_connector import sealed_objects
 from hypercache_connector.keys import UriMapping
 from hypercache_connector.sealed_objects import SealedObject
@@ -508,10 +508,7 @@ def test_close_waits_for_the_seal_that_is_being_looked_at_and_begins_no_other(
     closing = threading.Thread(target=driver.connector.close)
     closing.start()
     workers = driver.connector._engine.readers if operation == "load" else driver.connector._engine.writers
-    deadline = time.monotonic() + DEADLINE_S
-    while not workers._closing.is_set():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(workers._closing.is_set)
     go_on.set()
     closing.join(DEADLINE_S)
     assert not closing.is_alive()
@@ -531,9 +528,7 @@ def test_an_old_daemon_with_a_backend_is_asked_not_to_upload_what_is_sealed(
         assert store(driver, ["k"], [5000])
         with daemon.connect() as raw:
             raw_wire.store(raw, "hypercache://plain", b"any")
-            deadline = time.monotonic() + DEADLINE_S
-            while raw.ask("get_write_status", uri="hypercache://plain")["sync_status"] != "SYNCED_BACKEND":
-                assert time.monotonic() < deadline, "it was never uploaded"
-                time.sleep(0.02)
+            plain = {"action": "get_write_status", "uri": "hypercache://plain"}
+            wait_until(lambda: raw.ask(**plain)["sync_status"] == "SYNCED_BACKEND")
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["plain"]
         assert load(driver, ["k"], [5000]) == [True]

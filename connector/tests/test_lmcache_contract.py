@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from hypercache_compat.daemon_process import DaemonProcess, running_daemon
+from hypercache_compat.waiting import wait_until
 from hypercache_connector import HyperCacheConnector
 from hypercache_connector.keys import UriMapping
 from hypercache_protocol.messages import ErrorReply, Evict
@@ -264,10 +265,7 @@ def test_every_task_completes_once(scripted, over: LMCache) -> None:
 
     over.connector.drain_completions = noting  # type: ignore[method-assign]
     tasks = [over.adapter.submit_lookup_and_lock_task([key("a")], {}) for _ in range(100)]
-    deadline = time.monotonic() + DEADLINE_S
-    while over.adapter._pending_ops:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not over.adapter._pending_ops)
     results = [over.adapter.query_lookup_and_lock_result(task) for task in tasks]
     assert None not in results
     assert len(seen) == len(set(seen)) == 100
@@ -304,10 +302,7 @@ def test_no_buffer_is_written_after_close_returned(scripted, monkeypatch: pytest
     assert begun.wait(DEADLINE_S)
     closing = threading.Thread(target=made.adapter.close)
     closing.start()
-    until_closing = time.monotonic() + DEADLINE_S
-    while not made.connector._engine.readers._closing.is_set():
-        assert time.monotonic() < until_closing
-        time.sleep(0.01)
+    wait_until(made.connector._engine.readers._closing.is_set)
     assert closing.is_alive()
     going.set()
     closing.join(DEADLINE_S)

@@ -17,6 +17,7 @@ from daemon_harness import MIB, pattern, read_layout, write_layout
 from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Message, small_pool
 
 from hypercache_compat.daemon_process import run_refused
+from hypercache_compat.waiting import wait_until
 from hypercache_daemon.catalog_rows import AddHold, hold_row
 from hypercache_daemon.core.extents import Extent, packed
 from hypercache_protocol.fields import Tier
@@ -65,9 +66,7 @@ def test_a_hangup_makes_it_look_at_the_devices_and_the_drain_file_again(
         for text, uses in ((first, ("DRAINING", "DRAINED")), ("", ("IN_USE",))):
             (short_dir / "pool" / "drain").write_text(text)
             os.kill(daemon.pid, signal.SIGHUP)
-            deadline = time.monotonic() + DEADLINE_S
-            while client.ask("get_status")["device_health"][0]["use"] not in uses:
-                assert time.monotonic() < deadline
+            wait_until(lambda uses=uses: client.ask("get_status")["device_health"][0]["use"] in uses)
         assert fetch(client, URI) == b"bytes"
         os.kill(daemon.pid, signal.SIGTERM)
         assert daemon.wait() == 0
@@ -228,10 +227,7 @@ def test_without_descriptors_the_daemon_serves_on_and_lets_others_in_when_there_
             sock.settimeout(DEADLINE_S)
             sock.connect(str(short_dir / "s"))
             sock.sendall(b'{"action": "ping"}\n')
-        deadline = time.monotonic() + DEADLINE_S
-        while len(list(Path(f"/proc/{daemon.pid}/fd").iterdir())) < used + 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: len(list(Path(f"/proc/{daemon.pid}/fd").iterdir())) == used + 3)
         # All that needs no further descriptor is served; what needs one is an error and no more.
         assert fetch(client, "kept") == pattern(1, 5000)
         assert store(client, "more", b"bytes")["status"] == "WRITECOMMITTED"
