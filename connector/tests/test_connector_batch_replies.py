@@ -45,6 +45,7 @@ from hypercache_protocol.messages import (
 )
 from hypercache_protocol.versions import LATEST
 
+DEADLINE_S = 30.0
 MAPPING = UriMapping("test")
 
 
