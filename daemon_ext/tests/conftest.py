@@ -41,3 +41,15 @@ def forks() -> Iterator[Forks]:
     """Starts daemons in processes of their own."""
     with daemon_forks() as made:
         yield made
+
+
+@pytest.fixture
+def no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices are looked at when a test says so."""
+    monkeypatch.setattr("hypercache_daemon.device_health._PROBE_EVERY_S", 3600.0)
+
+
+@pytest.fixture
+def probes(no_probes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices are looked at all the time."""
+    monkeypatch.setattr("hypercache_daemon.device_health._PROBE_EVERY_S", 0.01)
