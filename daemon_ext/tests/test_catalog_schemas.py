@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import trio
-from opened_catalogs import opened
+from catalogs_made import opened
 
 from hypercache_daemon import catalog_file
 from hypercache_daemon.catalog import Catalog, CatalogError
