@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from traffic import Rates, Traffic
@@ -105,12 +104,7 @@ class BenchHost:
     def __enter__(self) -> BenchHost:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _asked(self, request: Mapping[str, object]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from hypercache_connector import Client, HyperCacheConnector
@@ -126,9 +125,7 @@ class ConnectorInCell(AbstractContextManager["ConnectorInCell"]):
         self._log = _Warnings()
         logging.getLogger("hypercache_connector").addHandler(self._log)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         logging.getLogger("hypercache_connector").removeHandler(self._log)
         self.connector.close()
         self.client.close()

@@ -20,7 +20,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import NoReturn, TypeVar
 from weakref import WeakSet
 
@@ -246,12 +245,7 @@ class Client(Actions):
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- one attempt -------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from types import TracebackType
 from typing import Any, NoReturn
 from weakref import finalize
 
@@ -217,12 +216,7 @@ class KVStore:
     def __enter__(self) -> KVStore:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- the parts of a call -----------------------------------------------------------------------------

@@ -20,7 +20,6 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from types import TracebackType
 
 from .backend_names import TEMPORARY_PREFIX, StoreError
 
@@ -105,9 +104,7 @@ class _Descriptor:
     def __enter__(self) -> _Descriptor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def __del__(self) -> None:
