@@ -49,19 +49,18 @@ def _blocks(path: Path, number: int, line: str) -> list[str]:
     return [str(block) for block in hash_ids]
 
 
-def made_up(seed: int, requests: int, *, scans: bool = True) -> Trace:
+def made_up(seed: int, requests: int) -> Trace:
     """Four loads at once, the same for the same seed: conversations whose prompts grow turn by turn, one-off
     prompts, agents with few long tool prompts and a short rest, and now and then a scan, a run of long
     documents that are never asked for again."""
-    return list(itertools.islice(_MadeUp(random.Random(seed), scans).requests(), requests))
+    return list(itertools.islice(_MadeUp(random.Random(seed)).requests(), requests))
 
 
 class _MadeUp:
     """Requests by a clock of their own, in seconds."""
 
-    def __init__(self, dice: random.Random, scans: bool) -> None:
+    def __init__(self, dice: random.Random) -> None:
         self._dice = dice
-        self._scans = scans
         self._made = itertools.count()
         self._waiting: list[tuple[float, int, list[str]]] = []  # when, unique, the prompt so far
         self._greetings = [self._new(blocks) for blocks in (1, 1, 2, 4)]
@@ -75,7 +74,7 @@ class _MadeUp:
             while self._waiting and self._waiting[0][0] <= now:
                 when, _, prompt = heapq.heappop(self._waiting)
                 yield self._turn(when, prompt, goes_on=0.65)
-            if self._scans and self._dice.random() < 0.001:
+            if self._dice.random() < 0.001:
                 yield from (self._new(self._dice.randint(60, 120)) for _ in range(40))
             yield self._first_request(now)
 

@@ -22,6 +22,7 @@ from .raw_wire import RawConnection
 
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 20.0
+_TAIL_LINES = 30
 
 
 class Process(Protocol):
@@ -135,8 +136,8 @@ class DaemonProcess:
     def log_text(self) -> str:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
-    def log_tail(self, lines: int = 30) -> str:
-        return "\n".join(self.log_text().splitlines()[-lines:])
+    def log_tail(self) -> str:
+        return "\n".join(self.log_text().splitlines()[-_TAIL_LINES:])
 
     def peak_memory_bytes(self) -> int:
         """The most resident memory that the process has had so far."""

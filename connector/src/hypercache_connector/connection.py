@@ -24,7 +24,6 @@ from typing import TypeVar
 from hypercache_protocol import (
     NEED_DATA,
     WIRE_1_0,
-    WIRE_1_1,
     WIRE_2_0,
     ConnectionClosed,
     InvalidMessage,
@@ -84,14 +83,14 @@ class Connection:
     """A connected socket and its Session; used by one thread at a time, `interrupt` by any."""
 
     def __init__(
-        self, socket_path: str, deadline: float, stop: threading.Event, version: WireVersion = WIRE_1_1
+        self, socket_path: str, deadline: float, stop: threading.Event, version: WireVersion
     ) -> None:
         """Connect; `greet` comes next.
 
         Args:
-            version: the newest wire to speak.
             deadline: on the monotonic clock.
             stop: gives up the attempt when set.
+            version: the newest wire to speak.
 
         Raises:
             DaemonUnavailable: nobody listens there, or accepts in time.
@@ -134,9 +133,8 @@ class Connection:
         if not isinstance(reply, HelloReply) or not self._session.is_framed:
             return False
         self.instance_id = reply.instance_id
-        self.wire = (
-            parsed(reply.version) or version
-        )  # the session refuses what is no version, or above its own
+        # The session refuses what is no version, or above its own.
+        self.wire = parsed(reply.version) or version
         self._session.version = self.wire
         self.features = frozenset(reply.features) & features_of(self.wire)
         self._limits = within_own(reply.limits)

@@ -60,14 +60,14 @@ class Engine:
     gate: WriteGate
     counters: Counters
     log: ThrottledLog
+    transfer_timeout_s: float
+    close_timeout_s: float
     tier: Tier = Tier.NVME
     overwrite: bool = False
     pinned: bool = False
     write_through: bool = False
     seals: bool = False
     offers_seals: bool = True
-    transfer_timeout_s: float = 30.0
-    close_timeout_s: float = 10.0
     process_id: int = field(default_factory=os.getpid)
 
     @property

@@ -149,7 +149,7 @@ def doubt_about(answer: Answer, size_bytes: int | None = None) -> Outcome:
     return doubt_about_lengths(answer.chunks, answer.size_bytes)
 
 
-def doubt_about_stage(answer: Answer, size_bytes: int, *, named: bool = True) -> Outcome:
+def doubt_about_stage(answer: Answer, size_bytes: int, *, named: bool) -> Outcome:
     """OK if the blocks that were staged are what `size_bytes` need, else the reason.
 
     Args:

@@ -21,6 +21,8 @@ logger = logging.getLogger("hypercache_connector")
 
 _T = TypeVar("_T", bound=Hashable)
 
+_LOG_AGAIN_S = 60.0
+
 
 class Outcome(str, Enum):
     """What became of one key; the value is the counter's name."""
@@ -127,20 +129,19 @@ class Counters:
 
 
 class ThrottledLog:
-    """Logs a sentence at most once per `interval_s` and subject: faults come in thousands, and one line
-    each says it all."""
+    """Logs a sentence at most once a minute for each subject: faults come in thousands, and one line says it
+    all."""
 
-    def __init__(self, interval_s: float = 60.0) -> None:
-        self._interval_s = interval_s
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: dict[str, float] = {}
 
     def note(self, subject: str, message: str, *values: object, fault: Exception | None = None) -> None:
-        """Log `message` unless `subject` was logged within the interval; with the traceback of `fault`, which
+        """Log `message` unless `subject` was logged within that time; with the traceback of `fault`, which
         makes it an error."""
         now = time.monotonic()
         with self._lock:
-            if now - self._last.get(subject, -self._interval_s) < self._interval_s:
+            if now - self._last.get(subject, -_LOG_AGAIN_S) < _LOG_AGAIN_S:
                 return
             self._last[subject] = now
         logger.log(logging.ERROR if fault else logging.WARNING, message, *values, exc_info=fault)

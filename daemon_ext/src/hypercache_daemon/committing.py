@@ -32,7 +32,7 @@ class Committer:
     store: Store
     remover: Remover
     flusher: Flusher
-    verify_on_commit: bool = False
+    verify_on_commit: bool
 
     async def commit(self, order: CommitOrder) -> list[StoredObject | DaemonError]:
         """Make each staged write the object, durably; with write-through, in the backend too.

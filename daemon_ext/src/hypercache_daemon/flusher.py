@@ -30,26 +30,21 @@ from .store import Store
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE = 4
 _LONGEST_DELAY_S = 300.0
 
 
 class Flusher:
-    """Uploads at most `parallel` objects at once.
+    """Uploads some objects at once, in the background or for who waits."""
 
-    Args:
-        first_delay_s: about how long a failed upload waits for its next try; doubled with each further one.
-    """
-
-    def __init__(
-        self, store: Store, backend: Backend, *, parallel: int = 4, first_delay_s: float = 1.0
-    ) -> None:
+    def __init__(self, store: Store, backend: Backend) -> None:
         self._store = store
         self._backend = backend
-        self._slots = trio.CapacityLimiter(parallel)
-        self._parallel = parallel
+        self._slots = trio.CapacityLimiter(_AT_ONCE)
         self._uploading = UriLocks()
         self._sent: dict[str, int] = {}
-        self.first_delay_s = first_delay_s
+        self.first_delay_s = 1.0
+        """About how long a failed upload waits for its next try; doubled with each further one."""
         self._failures: dict[str, int] = {}  # consecutive, by uri
         self._delayed: set[str] = set()  # wait for another try
         self._queued: set[str] = set()
@@ -90,7 +85,7 @@ class Flusher:
         for uri in self._store.cache.uris(SyncStatus.COMMITTED):
             self.submit(uri)
         async with trio.open_nursery() as nursery:
-            for _ in range(self._parallel):
+            for _ in range(_AT_ONCE):
                 nursery.start_soon(self._work_off, nursery)
 
     async def upload(self, uri: str, generation: int | None = None) -> str | None:

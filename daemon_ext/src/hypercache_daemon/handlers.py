@@ -97,7 +97,7 @@ class Handlers:
     identity: Identity
     report: Callable[[], dict[str, Any]]
     telemetry: Telemetry
-    presence: SharedTable | None = None
+    presence: SharedTable | None
     counters: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:

@@ -32,6 +32,8 @@ from .store import Store
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE = 4
+
 
 class _Fetch:
     """One fetch under way, and everybody who waits for it."""
@@ -44,20 +46,17 @@ class _Fetch:
 
 @dataclass
 class Ingester:
-    """Fetches missing objects; at most `parallel` at once."""
+    """Fetches missing objects, some at once."""
 
     store: Store
     stager: Stager
     committer: Committer
     backend: Backend
     nursery: trio.Nursery
-    parallel: int = 4
     ingested_objects: int = 0
     ingested_bytes: int = 0
     _fetches: dict[str, _Fetch] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._slots = trio.CapacityLimiter(self.parallel)
+    _slots: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(_AT_ONCE))
 
     def can_fetch(self, uri: str) -> bool:
         """True where the configuration names a place that `uri` may be fetched from."""

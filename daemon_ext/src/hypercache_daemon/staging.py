@@ -45,7 +45,7 @@ class Stager:
     store: Store
     remover: Remover
     flusher: Flusher
-    keeps_unflushed: bool = False
+    keeps_unflushed: bool
     """Without a backend, what was committed to be flushed to one is never evicted."""
 
     async def stage(self, order: StageOrder) -> list[StagedWrite | DaemonError]:

@@ -62,13 +62,13 @@ def asked(action: str, change: Change) -> OnRequest:
     return lambda request: change(dict(request)) if request.get("action") == action else request
 
 
-def hang_up_on(status: str, action: str | None = None) -> OnReply:
+def hang_up_on(status: str) -> OnReply:
     """End the connection instead of such a reply."""
 
     def hang_up(reply: Fields) -> Fields:
         raise HangUp(reply)
 
-    return when(status, hang_up, action)
+    return when(status, hang_up)
 
 
 # -- how they change -----------------------------------------------------------------------------------

@@ -104,8 +104,8 @@ class StagedWrite:
     write_through: bool
     pinned: bool
     touched_at: float
-    packed_extents: bytes = b""
-    size_bytes: int = 0
+    packed_extents: bytes
+    size_bytes: int
     overtaken: bool = False
 
     # What a locate says of it where nothing is committed.
@@ -161,7 +161,7 @@ class NoSpace:
     quarantined_bytes: int
     pinned_bytes: int
     dirty_bytes: int
-    withheld_bytes: int = 0
+    withheld_bytes: int
 
     def sentence(self) -> str:
         """What the client is told."""
@@ -184,7 +184,7 @@ class OverCapacity:
     staged_bytes: int
     pinned_bytes: int
     dirty_bytes: int
-    withheld_bytes: int = 0
+    withheld_bytes: int
 
     def sentence(self) -> str:
         """What the client is told."""
