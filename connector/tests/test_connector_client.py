@@ -260,6 +260,58 @@ def test_a_new_instance_is_announced_before_its_first_reply(scripted, make: Make
     assert client.instance_id == "instance-2"
 
 
+def test_nobody_hears_of_a_new_instance_before_it_was_announced(scripted, make: MakeClient) -> None:
+    heard, announcing = threading.Event(), threading.Event()
+    early: list[bool] = []
+
+    def announce() -> None:
+        if client.instance_id == "instance-2":
+            announcing.set()
+            early.append(heard.wait(0.2))
+
+    def ask() -> None:
+        client.exchange(locates(1))
+        heard.set()
+
+    client = make(on_new_instance=announce)
+    client.exchange(locates(1))
+    scripted.stop()
+    scripted.start()
+    asking = [threading.Thread(target=ask), threading.Thread(target=ask)]
+    asking[0].start()
+    assert announcing.wait(DEADLINE_S)
+    asking[1].start()
+    for thread in asking:
+        thread.join(DEADLINE_S)
+    assert early == [False]
+
+
+def test_whoever_announces_a_new_instance_may_ask_it(scripted, make: MakeClient) -> None:
+    answers: list[Reply] = []
+    client = make(on_new_instance=lambda: answers.extend(client.exchange([Ping()])))
+    client.exchange(locates(1))
+    assert isinstance(answers[0], PongReply)
+    assert len(answers) == 1
+
+
+def test_a_kept_connection_to_another_daemon_than_the_one_that_answered_last_is_not_used(
+    scripted, make: MakeClient
+) -> None:
+    client = make(timeout_s=0.3, probe_interval_s=0.02)
+    lent = [client.borrow(), client.borrow()]
+    for connection in lent:
+        client.give_back(connection)
+    scripted.freeze()
+    assert failure(client, locates(1)) is Outcome.DAEMON_LATE
+    scripted.instance_id = "another"  # to which the probe comes
+    scripted.thaw()
+    wait_until(lambda: not client.breaker_open)
+    lent = [client.borrow(), client.borrow()]
+    for connection in lent:
+        client.discard(connection)
+    assert [connection.instance_id for connection in lent] == ["another"] * 2
+
+
 def test_an_upgrade_under_way_is_noticed_at_the_next_connection(scripted, make: MakeClient) -> None:
     scripted.features = None
     client = make()

@@ -26,12 +26,13 @@ from weakref import WeakSet
 from hypercache_protocol import WIRE_1_1, WIRE_2_0, WireVersion
 from hypercache_protocol.batches import BatchRequest
 from hypercache_protocol.messages import Reply, Request
-from hypercache_protocol.versions import LATEST, RELEASED, features_of
+from hypercache_protocol.versions import LATEST, RELEASED
 
 from .actions import Actions, checked_requests, checked_uris
 from .batching import check_batch, spares_stored
 from .config import ClientConfig, ConfigError, checked, find_socket
 from .connection import Connection, DeadBeforeSending
+from .greeting import what_is_missing
 from .layouts import Answer
 from .outcomes import DaemonUnavailable, Outcome, logger
 
@@ -54,7 +55,8 @@ class Client(Actions):
         socket_path: None takes the first socket that is there of those where hypercache-io looks.
         timeout_s: deadline of one exchange.
         probe_interval_s: how often a daemon that stopped answering is tried in the background.
-        on_new_instance: is called when another start of the daemon answers than before.
+        on_new_instance: is called when another start of the daemon answers than before. No thread gets a
+            reply of that one before it returned, so it may not wait for other threads' exchanges.
         version: the newest wire to speak; a daemon of an older one is spoken to in that.
 
     Raises:
@@ -85,6 +87,7 @@ class Client(Actions):
         self._on_new_instance = on_new_instance
         self._version = version
         self._lock = threading.Lock()
+        self._announcing = threading.RLock()  # whoever announces an instance may ask it
         self._idle: list[Connection] = []
         # Weak, so that one which Ctrl-C takes from its user between two steps closes with its last reference.
         self._busy: WeakSet[Connection] = WeakSet()
@@ -272,7 +275,7 @@ class Client(Actions):
             self.give_back(connection)
             raise DaemonUnavailable(
                 Outcome.DAEMON_TOO_OLD,
-                _what_is_missing(missing, connection.wire, self._version),
+                what_is_missing(missing, connection.wire, self._version),
             )
 
     def _begin(self, needs: frozenset[str]) -> None:
@@ -290,14 +293,14 @@ class Client(Actions):
     # -- connections -------------------------------------------------------------------------------------
 
     def _kept(self) -> Connection | None:
-        """An idle connection that is alive and in step, if there is one."""
+        """An idle connection that is alive, in step and to the daemon that answered last, if there is one."""
         while True:
             with self._lock:
                 if not self._idle:
                     return None
                 connection = self._idle.pop()
                 self._busy.add(connection)
-            if not connection.is_out_of_step():
+            if self.is_current(connection) and not connection.is_out_of_step():
                 return connection
             self.discard(connection)
 
@@ -330,11 +333,13 @@ class Client(Actions):
         return connection
 
     def _note_daemon(self, connection: Connection) -> None:
-        with self._lock:
-            known, self.instance_id = self.instance_id, connection.instance_id
-            self.features, self._wire = connection.features, connection.wire
-        if known is None or known != connection.instance_id:
-            self._on_new_instance()
+        # Other threads that reach the same instance wait here until it is announced.
+        with self._announcing:
+            with self._lock:
+                known, self.instance_id = self.instance_id, connection.instance_id
+                self.features, self._wire = connection.features, connection.wire
+            if known is None or known != connection.instance_id:
+                self._on_new_instance()
 
     def _drop_connections_of_parent_process(self) -> None:
         # After a fork both processes would read each other's replies from one socket.
@@ -381,12 +386,3 @@ class Client(Actions):
             self.give_back(connection)
             logger.info("%s: the daemon answers again", self.socket_path)
             return
-
-
-def _what_is_missing(missing: frozenset[str], spoken: WireVersion, most: WireVersion) -> str:
-    """A sentence that names both versions, and which side to change."""
-    needed = next(version for version in RELEASED if missing <= features_of(version))
-    words = ", ".join(sorted(missing))
-    if most < needed:
-        return f"this client is held to wire {most} and {words} need wire {needed}; give it a newer 'wire'"
-    return f"the daemon lacks {words}; upgrade it to wire {needed} or newer (it speaks wire {spoken})"

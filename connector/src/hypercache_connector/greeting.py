@@ -15,7 +15,7 @@ from hypercache_protocol.batches import Hello, HelloLimits
 from hypercache_protocol.messages import ErrorReply, PongReply, Reply
 from hypercache_protocol.negotiation import spoken
 from hypercache_protocol.session import DEFAULT_LIMITS
-from hypercache_protocol.versions import features_of
+from hypercache_protocol.versions import RELEASED, features_of
 
 from .outcomes import DaemonUnavailable, Outcome
 
@@ -49,3 +49,12 @@ def turned_away(reply: Reply) -> DaemonUnavailable:
         sentence = f"the daemon refuses: {reply.error_message}"
         return DaemonUnavailable(Outcome.TURNED_AWAY, sentence, reply.error_code)
     return DaemonUnavailable(Outcome.DAEMON_GARBLED, f"the daemon answered a ping with {reply!r}"[:200])
+
+
+def what_is_missing(missing: frozenset[str], agreed: WireVersion, most: WireVersion) -> str:
+    """A sentence that names both versions, and which side to change."""
+    needed = next(version for version in RELEASED if missing <= features_of(version))
+    words = ", ".join(sorted(missing))
+    if most < needed:
+        return f"this client is held to wire {most} and {words} need wire {needed}; give it a newer 'wire'"
+    return f"the daemon lacks {words}; upgrade it to wire {needed} or newer (it speaks wire {agreed})"
