@@ -686,6 +686,45 @@ def test_a_forked_child_never_shares_its_parents_connection(scripted) -> None:
     assert scripted.connections_accepted == 2  # the parent's, kept, and one of the child's own
 
 
+_TWO_THREADS_OF_A_CHILD = """
+import os, sys, threading
+from hypercache_connector import Client
+
+class LateFor:
+    def __init__(self, lock):
+        self.lock, self.here, self.go = lock, threading.Event(), threading.Event()
+
+    def __enter__(self):
+        if threading.current_thread() is late and not self.here.is_set():
+            self.here.set()
+            self.go.wait()
+        return self.lock.__enter__()
+
+    def __exit__(self, *error):
+        return self.lock.__exit__(*error)
+
+client = Client(sys.argv[1], 10.0)
+client.ping()
+child = os.fork()
+if child == 0:
+    late = threading.Thread(target=client.ping)
+    lock = client._lock = LateFor(client._lock)
+    late.start()
+    lock.here.wait()
+    connection = client.borrow()
+    lock.go.set()
+    late.join()
+    os._exit(0 if not connection.is_hung_up() else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_no_thread_of_a_forked_child_closes_the_connection_of_another(scripted) -> None:
+    subprocess.run(
+        [sys.executable, "-c", _TWO_THREADS_OF_A_CHILD, scripted.socket_path], check=True, timeout=DEADLINE_S
+    )
+
+
 _CLOSING_CHILD = """
 import os, sys
 from hypercache_connector import Client

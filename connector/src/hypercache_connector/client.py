@@ -346,6 +346,8 @@ class Client(Actions):
         if self._process_id == os.getpid():
             return
         with self._lock:
+            if self._process_id == os.getpid():  # another thread was first, and has connections by now
+                return
             inherited, self._idle = self._idle + list(self._busy), []
             self._busy = WeakSet()
             self._process_id = os.getpid()
