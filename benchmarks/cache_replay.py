@@ -26,7 +26,7 @@ def lookups_through_a_cache(
     """Each batch and which of its blocks it finds in a pool of so many blocks, without a quarantine; what is
     missing is stored afterwards, as far as it fits."""
     pool = Pool(Tier.NVME, Allocator({0: capacity * BLOCK_BYTES}, 0), policy, quarantine_share=0)
-    cache = Cache({Tier.NVME: pool}, epoch=1, times=Times(quarantine_s=0))
+    cache = Cache({Tier.NVME: pool}, last_number=1, times=Times(quarantine_s=0))
     for batch in trace:
         yield batch, [stored is not None for stored in cache.locate(batch)]
         missing = [block for block in dict.fromkeys(batch) if cache.get(block) is None][:capacity]

@@ -74,6 +74,34 @@ async def test_generations_and_stage_ids_of_a_new_start_are_new(short_dir: Path)
         assert "restarted" in sentence
 
 
+@pytest.mark.parametrize("how", ["formatted", "older catalog"])
+@pytest.mark.parametrize("tier", ["nvme", "ram"])
+async def test_who_staged_in_a_start_that_the_catalog_forgot_gets_nobody_elses_write(
+    short_dir: Path, how: str, tier: str
+) -> None:
+    async with running(short_dir):
+        pass
+    shutil.copytree(short_dir / "pool", short_dir / "older")
+    if how == "formatted":
+        async with running(short_dir, format=True) as daemon:
+            staged = await (await daemon.connect()).stage(URI, b"mine ", tier=tier)
+    else:
+        async with running(short_dir) as daemon:
+            staged = await (await daemon.connect()).stage(URI, b"mine ", tier=tier)
+        for path in (short_dir / "older").glob("catalog*"):
+            shutil.copy(path, short_dir / "pool")
+    async with running(short_dir, format=how == "formatted") as daemon:
+        client, other = await daemon.connect(), await daemon.connect()
+        theirs = await other.ask("stage_write", uri=URI, size_bytes=5, tier=tier)
+        if tier == "ram":
+            assert not places(theirs) & places(staged), "what is still written would be theirs"
+        code, _ = await client.refusal("commit_write", uri=URI, stage_id=staged["stage_id"])
+        assert code == "STALE_STAGE"
+        write_layout(theirs["chunk_layout"], b"their")
+        await other.ask("commit_write", uri=URI, stage_id=theirs["stage_id"], local_only=True)
+        assert await client.fetch(URI) == b"their"
+
+
 async def test_blocks_that_somebody_may_still_write_or_read_rest_anew(short_dir: Path) -> None:
     settings = {"stage_expiry_s": 1000, "quarantine_s": 100, "quarantine_share": 1}
     async with running(short_dir, **settings) as daemon:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Iterable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 
 CATALOG_NAME = "catalog.sqlite"
 _SHM = Path("/dev/shm")
-_SERIALS_PER_START = 1 << 40
+_NUMBERS_PER_START = 1 << 40
 _BYTES_FOR_EACH_OBJECT = 1 << 20  # of KV caches most are larger; the table is larger for many small ones
 _POLICIES: dict[str, type[EvictionPolicy]] = {"return-rate": ReturnRate, "lru": Lru}
 
@@ -132,8 +133,9 @@ def _load(
         for stored in given_up:
             del records[stored.uri]
         blocks = Allocator(_sizes(pool, records, holds), devices.RESERVED_BYTES)
-        pools = _pools(config, blocks, catalog, ram_files)
-        cache = Cache(pools, catalog.epoch, _times(config), _capacities(config))
+        first_number = _first_number(catalog.epoch)
+        pools = _pools(config, blocks, first_number, ram_files)
+        cache = Cache(pools, first_number, _times(config), _capacities(config))
         presence = _published(config, cache, len(records))
         if presence is not None:
             held.callback(presence.close)
@@ -186,14 +188,21 @@ def _times(config: Config) -> Times:
     return Times(config.quarantine_s, config.stage_expiry_s)
 
 
+def _first_number(epoch: int) -> int:
+    """Where generations, stage ids and the names of RAM files begin: above those of all starts before. Where
+    in the epoch is left to chance, for after a format or with an older catalog it may not be the first start
+    of that number: who still has a stage id or a layout of the other one must not get what is another's."""
+    return epoch * _NUMBERS_PER_START + secrets.randbelow(_NUMBERS_PER_START // 2)
+
+
 def _pools(
-    config: Config, blocks: Allocator, catalog: Catalog, ram_files: devices.RamFiles | None
+    config: Config, blocks: Allocator, first_number: int, ram_files: devices.RamFiles | None
 ) -> dict[Tier, Pool]:
     share = config.quarantine_share if config.quarantine_s > 0 else 0.0
     policy = _POLICIES[config.eviction]
     pools = {Tier.NVME: Pool(Tier.NVME, blocks, policy(), share, _evictable(config))}
     if ram_files is not None:
-        ram = RamAllocator(_ram_budget(config, ram_files), catalog.epoch * _SERIALS_PER_START)
+        ram = RamAllocator(_ram_budget(config, ram_files), first_number)
         pools[Tier.RAM] = Pool(Tier.RAM, ram, policy(), share, _evictable(config))
     return pools
 

@@ -24,7 +24,7 @@ MIB = 1 << 20
 def cache_of(sizes: list[int]) -> Cache:
     """Objects "0", "1", … that may be evicted, the first the coldest, in a pool of 16 MiB."""
     pool = Pool(Tier.NVME, Allocator({0: 16 * MIB}, 0), Lru(), quarantine_share=0)
-    cache = Cache({Tier.NVME: pool}, epoch=1, times=Times())
+    cache = Cache({Tier.NVME: pool}, last_number=1, times=Times())
     for number, size_bytes in enumerate(sizes):
         commit(cache, str(number), size_bytes)
     return cache
@@ -161,7 +161,7 @@ def limited_cache(**limits: int) -> Cache:
     """A pool of 16 MiB, and so much under each prefix."""
     pool = Pool(Tier.NVME, Allocator({0: 16 * MIB}, 0), Lru(), quarantine_share=0)
     capacities = Capacities(Capacity(f"{name}/", limit, Lru()) for name, limit in limits.items())
-    return Cache({Tier.NVME: pool}, epoch=1, times=Times(), capacities=capacities)
+    return Cache({Tier.NVME: pool}, last_number=1, times=Times(), capacities=capacities)
 
 
 def fit(cache: Cache, *wants: tuple[str, int]) -> list[bool]:
@@ -197,7 +197,7 @@ def test_a_misfit_is_told_by_the_innermost_that_is_too_small_for_it() -> None:
 def test_a_report_leads_to_what_was_too_full() -> None:
     narrow = Capacity("a/", MIB, Lru())
     pool = Pool(Tier.NVME, Allocator({0: 16 * MIB}, 0), Lru(), quarantine_share=0)
-    cache = Cache({Tier.NVME: pool}, epoch=1, times=Times(), capacities=Capacities([narrow]))
+    cache = Cache({Tier.NVME: pool}, last_number=1, times=Times(), capacities=Capacities([narrow]))
     assert cache.rooms.of(narrow.no_space(1)) is narrow
     assert cache.rooms.of(pool.no_space(1)) is pool
 
@@ -325,7 +325,7 @@ def test_a_loaded_pool_has_the_figures_of_the_one_that_was_written() -> None:
 def of_both_tiers() -> Cache:
     blocks = {Tier.NVME: Allocator({0: 16 * MIB}, 0), Tier.RAM: RamAllocator(16 * MIB, 1)}
     pools = {tier: Pool(tier, each, Lru(), quarantine_share=0) for tier, each in blocks.items()}
-    return Cache(pools, epoch=1, times=Times())
+    return Cache(pools, last_number=1, times=Times())
 
 
 def test_objects_of_both_tiers_are_loaded_into_the_pool_of_each() -> None:
@@ -374,7 +374,7 @@ def test_blocks_that_rested_when_the_catalog_was_written_rest_on() -> None:
 
 def test_no_object_is_of_a_newer_generation_than_the_newest() -> None:
     cache = cache_of([])
-    assert cache.newest_generation == 1 << 40
+    assert cache.newest_generation == 1
     commit(cache, "a", MIB)
     commit(cache, "b", MIB)
     assert cache.newest_generation == max(stored.generation for stored in cache.objects())
@@ -456,7 +456,7 @@ def test_to_end_what_nobody_began_is_no_reading_that_never_ends() -> None:
 def test_what_was_to_be_flushed_may_leave_only_where_that_is_said() -> None:
     for evictable, leaves in [(EVICTABLE, []), (EVICTABLE | {SyncStatus.COMMITTED}, ["dirty"])]:
         pool = Pool(Tier.NVME, Allocator({0: 16 * MIB}, 0), Lru(), 0, evictable)
-        cache = Cache({Tier.NVME: pool}, epoch=1, times=Times())
+        cache = Cache({Tier.NVME: pool}, last_number=1, times=Times())
         for uri in ("dirty", "pinned"):
             options = StageOptions(auto_flush=True, write_through=False, pinned=uri == "pinned")
             staged = cache.stage(uri, MIB, Tier.NVME, 1, options, now=0)

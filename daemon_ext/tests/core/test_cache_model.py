@@ -136,7 +136,7 @@ class CacheMachine(RuleBasedStateMachine):
             Tier.RAM: Pool(Tier.RAM, RamAllocator(RAM_BYTES, self.epoch << 40), Lru(), SHARE),
         }
         capacities = Capacities(Capacity(prefix, limit, Lru()) for prefix, limit in LIMITS.items())
-        return Cache(pools, self.epoch, TIMES, capacities)
+        return Cache(pools, self.epoch << 40, TIMES, capacities)
 
     # -- writing -----------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ MIB = 1 << 20
 def cache_of(**events: StateEvent) -> Cache:
     """Objects of 1 MiB by name, and how each was committed, in a pool of 16 MiB."""
     pool = Pool(Tier.NVME, Allocator({0: 16 * MIB}, 0), Lru(), quarantine_share=0)
-    cache = Cache({Tier.NVME: pool}, epoch=1, times=Times())
+    cache = Cache({Tier.NVME: pool}, last_number=1, times=Times())
     for uri, event in events.items():
         commit(cache, uri, event)
     return cache

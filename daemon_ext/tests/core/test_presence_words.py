@@ -90,7 +90,7 @@ def test_a_table_is_published_and_loaded_before_anything_is_in_it() -> None:
 
 def cache_with(table: TableView) -> Cache:
     pool = Pool(Tier.NVME, Allocator({0: 16 << 20}, 0), Lru(), quarantine_share=0)
-    cache = Cache({Tier.NVME: pool}, epoch=1, times=Times())
+    cache = Cache({Tier.NVME: pool}, last_number=1, times=Times())
     cache.publish(PresenceWords(table))
     return cache
 

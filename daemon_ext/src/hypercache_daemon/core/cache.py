@@ -30,13 +30,14 @@ class Cache:
     """All objects, staged writes and pools of one daemon.
 
     Args:
-        epoch: differs at every start of the daemon and grows; it keeps generations and stage ids unique.
+        last_number: generations and stage ids count on from here. It grows with every start of the daemon,
+            by more than one start ever counts.
     """
 
     def __init__(
         self,
         pools: Mapping[Tier, Pool],
-        epoch: int,
+        last_number: int,
         times: Times,
         capacities: Capacities | None = None,
     ) -> None:
@@ -45,8 +46,7 @@ class Cache:
         self.rooms = Rooms(pools, self.capacities)
         self.staged = StagedWrites()
         self.times = times
-        self._epoch = epoch
-        self._counter = 0
+        self._last_number = last_number
         self._objects = ObjectTable()
         self._withheld = ObjectTable()
 
@@ -77,7 +77,7 @@ class Cache:
     @property
     def newest_generation(self) -> int:
         """No object has a greater one."""
-        return self._epoch << 40 | self._counter
+        return self._last_number
 
     def locate(self, uris: Sequence[str]) -> list[StoredObject | None]:
         """The committed objects of one batch, in its order; counts as a use of each."""
@@ -357,8 +357,8 @@ class Cache:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _next(self) -> int:
-        self._counter += 1
-        return self.newest_generation
+        self._last_number += 1
+        return self._last_number
 
     def _allocated(self, sizes_bytes: Sequence[int], tier: Tier) -> list[tuple[Extent, ...]]:
         """Blocks for writers, for whom there is room."""
