@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hypercache_daemon.devices import DeviceError, read_chunk, sync, write_chunk
+from hypercache_daemon.devices import DeviceError, read_chunk, write_chunk
 
 MIB = 1 << 20
 
@@ -37,7 +37,6 @@ def test_what_is_written_is_read(make: Make) -> None:
     for offset, data in ((4096, os.urandom(4 * MIB)), (5 * MIB, b"x"), (6 * MIB, b"")):
         write_chunk(path, offset, memoryview(data))
         assert read_chunk(path, offset, len(data)) == data
-    sync([path, path])
     assert content(path)[5 * MIB : 5 * MIB + 2] == b"x\0"
 
 
@@ -55,8 +54,6 @@ def test_a_device_that_is_gone_is_an_error_and_is_not_made_anew(tmp_path: Path) 
         read_chunk(path, 0, 1)
     with pytest.raises(FileNotFoundError):
         write_chunk(path, 0, b"x")
-    with pytest.raises(FileNotFoundError):
-        sync([path])
     assert not Path(path).exists()
 
 

@@ -28,7 +28,6 @@ from hypercache_daemon.devices import (
     Pool,
     open_devices,
     read_chunk,
-    sync,
     write_chunk,
 )
 
@@ -170,8 +169,8 @@ def test_clients_open_it_while_the_daemon_holds_it(machine: Machine) -> None:
     with open_one(disk):
         fd = os.open(disk, os.O_RDWR)
         assert os.pwrite(fd, data, RESERVED_BYTES) == len(data)
+        os.fdatasync(fd)
         os.close(fd)
-        sync([disk])
         with mmap.mmap(-1, len(data)) as buffer:
             fd = os.open(disk, os.O_RDONLY | os.O_DIRECT)
             assert os.preadv(fd, [buffer], RESERVED_BYTES) == len(data)

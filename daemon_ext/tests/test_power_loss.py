@@ -19,7 +19,6 @@ from daemon_harness import MIB, Daemon, Message, eventually, pattern, read_layou
 from forked_daemons import BlockingClient, Forks, checked_status, small_pool
 
 from hypercache_compat import disks
-from hypercache_daemon import devices
 
 OLD, NEW = pattern(1, MIB), pattern(2, MIB)
 
@@ -173,6 +172,12 @@ def test_what_was_told_last_holds_after_a_power_loss(
         checked_status(client)
 
 
+def sync(paths: set[str]) -> None:
+    for path in paths:
+        with open(path, "rb") as device:
+            os.fdatasync(device)
+
+
 @pytest.mark.parametrize("client_syncs", [True, False])
 def test_the_first_commit_is_there_with_the_bytes_where_its_client_synced_them(
     machine: Machine, forks: Forks, client_syncs: bool
@@ -186,7 +191,7 @@ def test_the_first_commit_is_there_with_the_bytes_where_its_client_synced_them(
         staged = client.ask("stage_write", uri="a", size_bytes=MIB)
         write_layout(staged["chunk_layout"], NEW)
         if client_syncs:
-            devices.sync(chunk["device"] for chunk in staged["chunk_layout"])
+            sync({chunk["device"] for chunk in staged["chunk_layout"]})
         assert client.ask("commit_write", uri="a")["status"] == "WRITECOMMITTED"
     daemon.kill()
     machine.lose_power()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from .access import Access, DeviceError
 from .claims import MIN_DEVICE_BYTES, RESERVED_BYTES, claim_devices
 from .direct_reads import cut_off
 from .pool import (
-    Device,
     Pool,
     Prepare,
     format_pool,
@@ -34,15 +33,12 @@ __all__ = [
     "MIN_DEVICE_BYTES",
     "RESERVED_BYTES",
     "Access",
-    "Device",
     "DeviceError",
     "Pool",
-    "Prepare",
     "RamFiles",
     "open_devices",
     "open_pool_dir",
     "read_chunk",
-    "sync",
     "write_chunk",
 ]
 
@@ -122,7 +118,7 @@ def read_chunk(path: str, offset: int, length: int) -> bytes:
 
 
 def write_chunk(path: str, offset: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of `data` to a device or to a RAM file that exists; `sync` makes it durable.
+    """Write all of `data` to a device or to a RAM file that exists; nothing makes it durable.
 
     Raises:
         OSError: the device failed, is full or is gone.
@@ -132,17 +128,3 @@ def write_chunk(path: str, offset: int, data: bytes | bytearray | memoryview) ->
         write_all(fd, offset, data)
     finally:
         os.close(fd)
-
-
-def sync(paths: Iterable[str]) -> None:
-    """Make durable what anybody wrote to these devices or files up to now.
-
-    Raises:
-        OSError: a device failed or is gone; nothing is known of what was written to it.
-    """
-    for path in dict.fromkeys(paths):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
