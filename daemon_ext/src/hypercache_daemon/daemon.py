@@ -32,9 +32,9 @@ from .identity import Identity
 from .ingest import Ingester
 from .removal import Remover, run_janitor
 from .scrub import Scrubber
-from .server import Server, bind, remove_socket
+from .server import Server, bind, remove_socket, socket_inode
 from .staging import Stager
-from .startup import Opened, open_all, socket_inode
+from .startup import Opened, open_all
 from .status import report
 from .store import Store
 from .telemetry import Telemetry

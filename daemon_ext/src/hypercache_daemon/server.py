@@ -255,6 +255,11 @@ class Server:
                 log.debug("a connection that was turned away did not wait for the reason")
 
 
+def socket_inode(path: Path) -> int:
+    """The inode of the socket that was bound at `path`."""
+    return path.lstat().st_ino
+
+
 def remove_socket(path: Path, sock_inode: int) -> None:
     """Remove the socket file at the end, unless another daemon has put its own there by now."""
     try:

@@ -6,7 +6,6 @@ All of it is synchronous. Clients that connect meanwhile wait for their first re
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections.abc import Iterable, Sequence, Set
 from contextlib import ExitStack
@@ -291,8 +290,3 @@ def _forget(catalog: Catalog, lost: Iterable[StoredObject], ram_holds: Iterable[
     changes += [DropHold(hold.hold_id) for hold in ram_holds]
     if changes:
         catalog.post(changes)
-
-
-def socket_inode(path: Path) -> int:
-    """The inode of the socket that was bound at `path`."""
-    return os.lstat(path).st_ino

@@ -21,8 +21,8 @@ from hypercache_daemon.backend import Backend
 from hypercache_daemon.config import Config
 from hypercache_daemon.connection import DEFAULT_LIMITS, ConnectionLimits
 from hypercache_daemon.daemon import Parts, serve
-from hypercache_daemon.server import bind, remove_socket
-from hypercache_daemon.startup import open_all, socket_inode
+from hypercache_daemon.server import bind, remove_socket, socket_inode
+from hypercache_daemon.startup import open_all
 
 MIB = 1 << 20
 CHUNK = 4 * MIB
