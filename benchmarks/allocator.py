@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hypercache_daemon.core.allocator import Allocator, Extent
-from hypercache_daemon.core.extents import EXTENT_COLUMNS, packed
+from hypercache_daemon.core.allocator import Allocator
+from hypercache_daemon.core.extents import EXTENT_COLUMNS, Extent, packed
 from hypercache_protocol.fields import CHUNK_SIZE, KIB, MIB
 
 GIB = 1024 * MIB

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from .loop_devices import LOOP_CONTROL
 from .machine import lacks
-
-MIB = 1 << 20
+from .payloads import MIB
 
 
 @contextmanager

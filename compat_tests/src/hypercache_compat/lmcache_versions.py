@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .payloads import MIB
 from .releases import (
     LMCACHE_IN_ENVIRONMENT,
     LMCACHE_IN_FOLDER,
@@ -22,7 +23,6 @@ __all__ = [
     "raw_block_spec",
 ]
 
-MIB = 1 << 20
 _RAW_BLOCK_HEADER_BYTES = 4096
 
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from .machine import lacks
+from .payloads import MIB
 
-MIB = 1024 * 1024
 LOOP_CONTROL = "/dev/loop-control"
 
 

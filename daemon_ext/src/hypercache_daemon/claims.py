@@ -23,8 +23,8 @@ from hypercache_protocol.messages import DeviceInfo
 
 from .access import Access, DeviceError, in_words, named
 from .block_info import Host, number_of
+from .core.extents import ALIGNMENT
 
-ALIGNMENT = 4096
 RESERVED_BYTES = 1 << 20
 """At the front of each device: the superblock, and room for it to grow."""
 

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from hypercache_protocol.fields import MIB
 from hypercache_protocol.versions import LATEST, RELEASED, WireVersion
 
 from .rights import Rules, rules, whole_prefix
@@ -32,9 +33,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-MIB = 1024 * 1024
 GIB = 1024 * MIB
-
 
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 

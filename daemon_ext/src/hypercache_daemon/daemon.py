@@ -19,10 +19,12 @@ from importlib.metadata import version as distribution_version
 
 import trio
 
+from hypercache_protocol.fields import MIB
+
 from .access import Access
 from .backend import Backend
 from .committing import Committer
-from .config import MIB, Config
+from .config import Config
 from .connection import DEFAULT_LIMITS, ConnectionLimits
 from .device_health import DeviceHealth
 from .drain_file import DRAIN_FILE_NAME

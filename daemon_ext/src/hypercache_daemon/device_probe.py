@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .access import DeviceError, named
-from .claims import ALIGNMENT, Node, node_of
+from .claims import Node, node_of
+from .core.extents import ALIGNMENT
 from .direct_reads import read_direct
 from .superblock import SUPERBLOCK_BYTES, Superblock, decode
 

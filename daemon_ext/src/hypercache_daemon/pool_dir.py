@@ -18,7 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from .access import Access, DeviceError, in_words, named
-from .claims import ALIGNMENT, MIN_DEVICE_BYTES, Claim, claim, lock, open_kept
+from .claims import MIN_DEVICE_BYTES, Claim, claim, lock, open_kept
+from .core.extents import ALIGNMENT
 from .pool import Pool, Prepare, format_pool, look, open_formatted, pool_id_to_format
 from .superblock import START_ANEW, Found, is_unused
 

@@ -26,7 +26,7 @@ from hypercache_protocol.states import DIRTY
 
 from .access import DeviceError
 from .catalog_rows import Remember
-from .core.allocator import Extent
+from .core.extents import Extent
 from .core.objects import StoredObject
 from .removal import Remover
 from .store import Store

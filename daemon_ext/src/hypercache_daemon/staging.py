@@ -13,8 +13,7 @@ from hypercache_protocol.messages import AppendWrite
 
 from .catalog import CatalogError
 from .catalog_rows import AddHold
-from .core.allocator import Extent
-from .core.extents import rounded_up
+from .core.extents import Extent, rounded_up
 from .core.objects import NoRoom, StagedWrite
 from .core.rooms import Room, Want
 from .core.staged_writes import NotStaged

@@ -19,9 +19,8 @@ from . import devices
 from .access import DeviceError
 from .catalog import Catalog
 from .catalog_rows import AddHold, Change, DropHold
-from .core.allocator import Extent
 from .core.cache import Cache
-from .core.extents import PACKED_BYTES
+from .core.extents import PACKED_BYTES, Extent
 from .core.objects import Hold, StagedWrite, Times
 from .direct_reads import read_direct
 from .locks import UriLocks

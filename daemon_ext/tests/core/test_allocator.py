@@ -10,7 +10,8 @@ import pytest
 from allocators import GIB, SUPERBLOCK_BYTES, allocated, filled, pool
 from chunk_tables import table_of
 
-from hypercache_daemon.core.allocator import ALIGNMENT, Allocator, Extent
+from hypercache_daemon.core.allocator import Allocator
+from hypercache_daemon.core.extents import ALIGNMENT, Extent
 from hypercache_protocol.fields import CHUNK_SIZE, KIB, MIB
 
 

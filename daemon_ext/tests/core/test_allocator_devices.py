@@ -13,7 +13,7 @@ from allocators import GIB, allocated, filled, pool
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypercache_daemon.core.allocator import Extent
+from hypercache_daemon.core.extents import Extent
 from hypercache_protocol.fields import CHUNK_SIZE, KIB, MIB
 
 

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hypercache_daemon.core.allocator import ALIGNMENT, Allocator, Extent
+from hypercache_daemon.core.allocator import Allocator
+from hypercache_daemon.core.extents import ALIGNMENT, Extent
 from hypercache_protocol.fields import CHUNK_SIZE, MIB
 
 SLOT_BLOCKS = CHUNK_SIZE // ALIGNMENT

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hypercache_daemon.core.allocator import Allocator, Extent
+from hypercache_daemon.core.allocator import Allocator
 from hypercache_daemon.core.cache import Cache
 from hypercache_daemon.core.capacities import Capacities, Capacity
 from hypercache_daemon.core.eviction import Lru
-from hypercache_daemon.core.extents import packed
+from hypercache_daemon.core.extents import Extent, packed
 from hypercache_daemon.core.objects import (
     Hold,
     NoRoom,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypercache_daemon.core.allocator import Allocator, Extent
+from hypercache_daemon.core.allocator import Allocator
+from hypercache_daemon.core.extents import Extent
 from hypercache_protocol.fields import MIB
 
 GIB = 1024 * MIB

@@ -22,8 +22,6 @@ from hypercache_protocol.fields import CHUNK_SIZE
 from .extents import ALIGNMENT, Extent, ExtentTable, rounded_up
 from .free_space import SLOT_BLOCKS, FreeSpace
 
-__all__ = ["ALIGNMENT", "Allocator", "Extent"]
-
 
 class Allocator:
     """The free and the allocated space of a pool of devices.

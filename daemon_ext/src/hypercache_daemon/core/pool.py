@@ -12,9 +12,8 @@ import numpy.typing as npt
 from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import EVICTABLE, SyncStatus
 
-from .allocator import Extent
 from .eviction import EvictionPolicy
-from .extents import ExtentTable, allocated_column, rounded_up
+from .extents import Extent, ExtentTable, allocated_column, rounded_up
 from .objects import Hold, NoSpace, Usage
 from .quarantine import Quarantine
 from .records import Columns, in_tier

@@ -62,7 +62,7 @@ def record_of(stored: StoredObject) -> bytes:
         _TIER_NUMBERS[stored.tier],
         _PINNED * stored.pinned | _ANNOUNCE_COMMITTED * stored.announce_committed,
         len(stored.packed_extents) // PACKED_BYTES,
-        _NO_CHECKSUMS if checksums is None else len(checksums) // 4,
+        _NO_CHECKSUMS if checksums is None else len(checksums) // CHECKSUM_BYTES,
     )
     return b"".join((head, stored.packed_extents, checksums or b"", (stored.sha256 or "").encode()))
 
@@ -71,7 +71,7 @@ def stored_of(uri: str, record: bytes) -> StoredObject:
     """The object that was recorded."""
     generation, size_bytes, state, tier, flags, extents, checksums = _HEAD.unpack_from(record)
     extents_end = _HEAD.size + PACKED_BYTES * extents
-    checksums_end = extents_end + 4 * max(0, checksums)
+    checksums_end = extents_end + CHECKSUM_BYTES * max(0, checksums)
     return StoredObject(
         uri,
         TIERS[tier],
