@@ -58,8 +58,8 @@ class FreeSpace:
 
     @property
     def whole_slots(self) -> int:
-        """How many whole chunks could be taken now."""
-        return self._index.whole_slots
+        """How many whole chunks could be taken now; looks at each slot."""
+        return self._index.hole_in.count(SLOT_BLOCKS)
 
     def take(self, block_count: int, most: int = 1) -> range:
         """Takes a piece of at most `largest_hole` blocks where it fits tightest, and as many more of its size
@@ -204,7 +204,7 @@ class _SlotIndex:
     The last entry of the arrays ends every list; it may be written to and is never read.
     """
 
-    __slots__ = ("_end", "_heads", "_next", "_present", "_previous", "hole_in", "largest", "whole_slots")
+    __slots__ = ("_end", "_heads", "_next", "_present", "_previous", "hole_in", "largest")
 
     def __init__(self, largest: npt.NDArray[np.uint16]) -> None:
         """Files each slot under the size of its largest hole."""
@@ -222,7 +222,6 @@ class _SlotIndex:
         self._heads = array("I", heads.tobytes())
         self._next, self._previous = (array("I", link.tobytes()) for link in links)
         self._present = bytearray((heads != end).tobytes())  # 1 at each size that has a slot
-        self.whole_slots = int(np.count_nonzero(largest == SLOT_BLOCKS))
         self.largest = int(sizes[-1]) if sizes.size else 0
 
     def tightest(self, block_count: int) -> int:
@@ -233,7 +232,6 @@ class _SlotIndex:
         """Files `slot` under `hole`; a full slot (0) is in no list."""
         before = self.hole_in[slot]
         self.hole_in[slot] = hole
-        self.whole_slots += (hole == SLOT_BLOCKS) - (before == SLOT_BLOCKS)
         if before:
             self._unlink(slot, before)
         if hole:
