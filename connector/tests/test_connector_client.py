@@ -746,3 +746,35 @@ def test_a_forked_child_that_closes_breaks_off_nothing_of_its_parents(scripted) 
     subprocess.run(
         [sys.executable, "-c", _CLOSING_CHILD, scripted.socket_path], check=True, timeout=DEADLINE_S
     )
+
+
+_FORKED_WHILE_ANNOUNCED = """
+import os, sys, threading
+from hypercache_connector import Client
+
+announcing, forked = threading.Event(), threading.Event()
+
+def announce():
+    if threading.current_thread() is thread:
+        announcing.set()
+        forked.wait()
+
+client = Client(sys.argv[1], 10.0, on_new_instance=announce)
+thread = threading.Thread(target=client.ping)
+thread.start()
+announcing.wait()
+child = os.fork()
+if child == 0:
+    client.ping()
+    os._exit(0)
+try:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+finally:
+    forked.set()
+"""
+
+
+def test_a_child_that_is_forked_while_a_new_instance_is_announced_can_ask(scripted) -> None:
+    subprocess.run(
+        [sys.executable, "-c", _FORKED_WHILE_ANNOUNCED, scripted.socket_path], check=True, timeout=DEADLINE_S
+    )

@@ -350,6 +350,7 @@ class Client(Actions):
                 return
             inherited, self._idle = self._idle + list(self._busy), []
             self._busy = WeakSet()
+            self._announcing = threading.RLock()  # a thread may have had it that the child doesn't have
             self._process_id = os.getpid()
             self._probing = None
         for connection in inherited:
