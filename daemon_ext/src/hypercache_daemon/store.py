@@ -67,10 +67,10 @@ class Store:
     def layout(
         self, tier: Tier, extents: Sequence[Extent], checksums: Sequence[int] | None = None
     ) -> tuple[ChunkLocation, ...]:
-        """The chunks as the wire shows them. Not validated again: they are our own numbers."""
+        """The chunks as the wire shows them."""
         words = checksums if checksums is not None else [None] * len(extents)
         return tuple(
-            ChunkLocation.model_construct(
+            ChunkLocation.trusted(
                 device=self.path(tier, extent.device),
                 offset=extent.offset,
                 length=extent.length,
