@@ -127,6 +127,7 @@ class DaemonProcess:
         self.start()
 
     def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def connect(self, timeout_s: float = 20.0) -> RawConnection:
@@ -134,9 +135,11 @@ class DaemonProcess:
         return RawConnection(self.socket_path, timeout_s)
 
     def log_text(self) -> str:
+        """All that it printed, over its restarts."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def log_tail(self) -> str:
+        """The last lines of it."""
         return "\n".join(self.log_text().splitlines()[-_TAIL_LINES:])
 
     def peak_memory_bytes(self) -> int:

@@ -14,7 +14,8 @@ _LONGEST_RETRY_S = 0.1
 
 
 def connected(socket_path: str, deadline: float, stop: threading.Event) -> socket.socket:
-    """
+    """A socket that is connected and does not block.
+
     Args:
         deadline: on the monotonic clock.
         stop: gives up the attempt when set.

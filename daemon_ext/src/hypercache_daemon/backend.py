@@ -45,9 +45,15 @@ class BackendError(Exception):
 class ObjectStore(Protocol):
     """What a kind of store does; paths are under its root and hold no surprises. Raises anything."""
 
-    def fits(self, path: str, /) -> bool: ...
-    def size_bytes(self, path: str, /) -> int | None: ...
-    def download(self, path: str, /) -> tuple[int, Iterator[bytes]]: ...
+    def fits(self, path: str, /) -> bool:
+        """Whether the store can have an object of this name."""
+
+    def size_bytes(self, path: str, /) -> int | None:
+        """The size of the object; None where there is none."""
+
+    def download(self, path: str, /) -> tuple[int, Iterator[bytes]]:
+        """Its size in bytes, and its pieces of at most 4 MiB. FileNotFoundError where there is none."""
+
     def upload(self, path: str, pieces: Iterable[bytes], size_bytes: int, /) -> None:
         """Makes the object visible, whole, once `pieces` ended without an exception."""
 

@@ -82,10 +82,7 @@ class S3Store:
         except ImportError as error:
             raise StoreError('its driver s3fs is missing; run: pip install "hypercache-ext[s3]"') from error
         fs.retries = 1  # whoever calls repeats, with a backoff that does not hold a thread
-        for name in (
-            "call_s3",
-            "abort_mpu",
-        ):  # s3fs's files call these without a deadline; this gives them one
+        for name in ("call_s3", "abort_mpu"):  # its files call these without a deadline; this gives them one
             if hasattr(fs, name):  # older s3fs have only the first
                 setattr(fs, name, functools.partial(getattr(fs, name), timeout=request_timeout_s))
         self._fs, self._root = fs, root

@@ -129,7 +129,11 @@ class Catalog:
         self._is_checked = True
 
     def records(self) -> dict[str, bytes]:
-        """The record of every object by uri, in no promised order."""
+        """The record of every object by uri, in no promised order.
+
+        Raises:
+            CatalogError: what is there is not what was written.
+        """
         found: dict[str, bytes] = {}
         count = 0
         for rows, group in self._read(f"SELECT {OBJECT_COLUMNS} FROM objects", _counted_records):
@@ -140,7 +144,11 @@ class Catalog:
         return found
 
     def holds(self) -> list[AddHold]:
-        """Every hold that a daemon before this one left."""
+        """Every hold that a daemon before this one left.
+
+        Raises:
+            CatalogError: as for `records`.
+        """
         return list(chain.from_iterable(self._read(f"SELECT {HOLD_COLUMNS} FROM holds", read_holds)))
 
     def _read(self, query: str, made_of: Callable[[list[Any]], _Made]) -> Iterator[_Made]:

@@ -152,7 +152,8 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
 
 def write_ahead(connection: sqlite3.Connection) -> None:
     """Have a catalog that was checked, and written if it must be, write changes to a log from now on. That
-    writes to its file where a backup was restored which doesn't: so not before."""
+    writes to its file where a backup was restored which doesn't: so not before. `sqlite3.OperationalError`
+    where it cannot be had."""
     (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
     if mode != "wal":
         raise sqlite3.OperationalError(f"it stays in journal mode {mode!r}")

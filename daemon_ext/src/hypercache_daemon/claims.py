@@ -75,7 +75,11 @@ def claim_devices(paths: Sequence[str], held: ExitStack) -> tuple[Claim, ...]:
 
 
 def claim(path: str, state: os.stat_result, held: ExitStack) -> Claim:
-    """Take hold of one block device or file, whose `state` was read before."""
+    """Take hold of one block device or file, whose `state` was read before; `held` lets go of it.
+
+    Raises:
+        DeviceError: something else uses it, it cannot be opened, or it is no device for a pool.
+    """
     is_block = stat.S_ISBLK(state.st_mode)
     number = number_of(state.st_rdev) if is_block else None
     use = HOST.use_of_file(state) if number is None else HOST.use_of_block(number)
@@ -100,7 +104,7 @@ def node_of(state: os.stat_result) -> Node:
 
 
 def open_kept(path: str | Path, flags: int, held: ExitStack) -> int:
-    """Open a device, a file or a folder; `held` closes it."""
+    """Open a device, a file or a folder; `held` closes it. DeviceError where it cannot be opened."""
     try:
         fd = os.open(path, flags)
     except OSError as error:
@@ -110,7 +114,8 @@ def open_kept(path: str | Path, flags: int, held: ExitStack) -> int:
 
 
 def lock(fd: int, path: str | Path) -> None:
-    """Lock an open file or folder against every other daemon, for as long as `fd` is open."""
+    """Lock an open file or folder against every other daemon, for as long as `fd` is open. DeviceError where
+    another one has it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -124,6 +129,9 @@ def give_access(claimed: Claim, access: Access) -> None:
 
     A file gets exactly what `access` says. A block device's node belongs to the administrator: it is
     changed only where a group is configured, and refused where everybody may open it.
+
+    Raises:
+        DeviceError: everybody may open it, or its group cannot be set.
     """
     state = os.fstat(claimed.fd)
     is_file = claimed.number is None

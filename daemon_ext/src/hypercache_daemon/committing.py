@@ -48,7 +48,11 @@ class Committer:
         return [results[index] for index in range(len(order.uris))]
 
     async def swap_in(self, planned: Sequence[tuple[StagedWrite, StoredObject]]) -> None:
-        """Make what staged writes became the objects of their uris. The caller holds the locks of these."""
+        """Make what staged writes became the objects of their uris. The caller holds the locks of these.
+
+        Raises:
+            CatalogError: none of them became one.
+        """
         if not planned:
             return
         store = self.store

@@ -160,7 +160,7 @@ class Config(BaseModel):
         return _address(self.metrics)
 
     def rules(self) -> Rules:
-        """Who may connect and do what."""
+        """Who may connect and do what. ConfigError where a rule is wrong."""
         if "allow" in self.model_fields_set and not self.allow:
             raise ConfigError(
                 "--allow: the list is empty; name somebody, or leave it out to let in everybody"
@@ -171,7 +171,7 @@ class Config(BaseModel):
             raise ConfigError(str(error)) from None
 
     def gid(self) -> int | None:
-        """The number of the configured group."""
+        """The number of the configured group, if one is. ConfigError where there is none of that name."""
         if self.group is None:
             return None
         try:

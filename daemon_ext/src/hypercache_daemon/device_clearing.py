@@ -82,6 +82,20 @@ class DeviceClearing:
             async with locks.hold(uri):
                 self._withhold(index, uri)
 
+    def _withhold(self, index: int, uri: str) -> None:
+        """The same for one uri, on which nobody works just now."""
+        store = self._store
+        stored = store.cache.peek(uri)
+        if stored is not None and is_on(index, stored):
+            store.cache.withhold(uri)
+        for staged in store.cache.staged.of(uri):
+            if not is_on(index, staged):
+                continue
+            if staged.connection_id is None:
+                staged.overtaken = True  # who fetches it drops it then
+            else:
+                store.cache.discard(staged, store.clock(), store.times.stage_expiry_s)
+
     async def give_back(self, is_readable: Callable[[StoredObject], bool]) -> list[StoredObject]:
         """Let everybody find again what is withheld and readable; returns what that is."""
         cache = self._store.cache
@@ -112,20 +126,6 @@ class DeviceClearing:
         for uri in busy:
             evicted += len(await self._remover.drop([uri], may_leave))
         return evicted
-
-    def _withhold(self, index: int, uri: str) -> None:
-        """The same for one uri, on which nobody works just now."""
-        store = self._store
-        stored = store.cache.peek(uri)
-        if stored is not None and is_on(index, stored):
-            store.cache.withhold(uri)
-        for staged in store.cache.staged.of(uri):
-            if not is_on(index, staged):
-                continue
-            if staged.connection_id is None:
-                staged.overtaken = True  # who fetches it drops it then
-            else:
-                store.cache.discard(staged, store.clock(), store.times.stage_expiry_s)
 
 
 def _slices(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:

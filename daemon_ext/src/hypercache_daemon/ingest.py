@@ -1,4 +1,4 @@
-"""Reading: where an object lies, fetched from its source first where that is asked for and allowed.
+"""Fetching: what is not here is brought from the place that its uri names, where the configuration allows it.
 
 Rules:
 1. Callers that want one missing object share one fetch.

@@ -120,12 +120,7 @@ TABLE = (
     Row("requests/{action}.{status}", "requests", _C, "Requests by what was asked and answered."),
     Row("evicted/objects", "evicted_objects", _C, "Objects that left to make room."),
     Row("evicted/bytes", "evicted_bytes", _C, "What these took."),
-    Row(
-        "backend/waiting",
-        "backend_waiting_objects",
-        _G,
-        "Uploads that have not begun.",
-    ),
+    Row("backend/waiting", "backend_waiting_objects", _G, "Uploads that have not begun."),
     Row("backend/uploaded_objects", "backend_uploaded_objects", _C, "Uploads that the backend confirmed."),
     Row("backend/uploaded_bytes", "backend_uploaded_bytes", _C, "What these held."),
     Row("backend/failed_uploads", "backend_failed_uploads", _C, "Uploads that failed; they are retried."),

@@ -113,6 +113,9 @@ def open_formatted(
 
     Args:
         left_out: the paths of those of its devices that are not among them, by their places.
+
+    Raises:
+        DeviceError: they are not one whole pool, or its clients cannot be let in.
     """
     check_pool(found, frozenset(left_out))
     pool_ids = [device.block.pool_id for device in found if device.block]
@@ -137,7 +140,12 @@ def _absent(index: int, path: str) -> Device:
 def format_pool(
     claims: Sequence[Claim], pool_id: str, access: Access, held: ExitStack, prepare: Prepare | None
 ) -> Pool:
-    """Make a new, empty pool of these devices, whatever is on them; it owns what `held` holds."""
+    """Make a new, empty pool of these devices, whatever is on them; it owns what `held` holds.
+
+    Raises:
+        DeviceError: one of them cannot be written, or the clients cannot be let in.
+        Exception: whatever `prepare` raises; the format is unfinished then.
+    """
     blocks = [
         Superblock(pool_id, uuid.uuid4().hex, index, len(claims), claim.size_bytes, State.FORMATTING)
         for index, claim in enumerate(claims)

@@ -43,7 +43,11 @@ class Remover:
     async def evict(self, uris: Sequence[str]) -> list[bool]:
         """Delete each committed object, or where nobody finds one the newest staged write, or where there is
         none the object that is withheld; False if neither. A uri that is given twice is evicted once, and
-        both say the same."""
+        both say the same.
+
+        Raises:
+            CatalogError: none of them was deleted.
+        """
         async with self._store.locks.hold_all(uris):
             doomed = [uri for uri in uris if not self._is_only_staged(uri)]
             removed = {stored.uri for stored in await self._remove_locked(doomed)}
@@ -66,7 +70,11 @@ class Remover:
         return True
 
     async def purge(self) -> int:
-        """Delete every committed object; returns how many. Staged writes are not objects and stay."""
+        """Delete every committed object; returns how many. Staged writes are not objects and stay.
+
+        Raises:
+            CatalogError: some of them are still there.
+        """
         cache = self._store.cache
         batches = chain(tuple(cache.uris()), tuple(cache.withheld()))
         removed = 0
@@ -77,13 +85,21 @@ class Remover:
 
     async def drop(self, uris: Sequence[str], doomed: Callable[[StoredObject], bool]) -> list[StoredObject]:
         """Delete the objects of these uris for which `doomed` holds once nobody works on them; returns
-        which."""
+        which.
+
+        Raises:
+            CatalogError: none of them was deleted.
+        """
         async with self._store.locks.hold_all(uris):
             found = [stored for stored in self._store.cache.owners(uris) if stored is not None]
             return await self._remove_locked([stored.uri for stored in found if doomed(stored)])
 
     async def make_room(self, room: Room, wanted_bytes: int) -> bool:
-        """Evict until `wanted_bytes` fit; False, and nothing is evicted, where that could not be."""
+        """Evict until `wanted_bytes` fit; False, and nothing is evicted, where that could not be.
+
+        Raises:
+            CatalogError: less was evicted.
+        """
         await self._store.release_all_due()
         if not room.could_hold(wanted_bytes):
             return False
@@ -99,7 +115,11 @@ class Remover:
         return self.max_objects - len(cache) - cache.counts()[SyncStatus.STAGED]
 
     async def make_object_room(self, count: int) -> None:
-        """Evict until `count` more objects may be kept, as far as that goes; from the fullest pool first."""
+        """Evict until `count` more objects may be kept, as far as that goes; from the fullest pool first.
+
+        Raises:
+            CatalogError: fewer were evicted.
+        """
         if self.object_room() >= count:
             return
         pools = self._store.cache.pools

@@ -69,6 +69,7 @@ class Stager:
         Raises:
             DaemonError: nothing is staged, another tier is asked for, it would have too many chunks, or there
                 is no space.
+            CatalogError, OSError: the new blocks could not be written down, or their RAM files made.
         """
         self.store.release_due()
         appended = await self._append(request, connection_id)

@@ -55,7 +55,7 @@ def unpacked_bits(bitmap: bytes, count: int) -> list[bool]:
 
 
 def bit_array(bitmap: bytes, count: int) -> npt.NDArray[np.uint8]:
-    """The first `count` bits, each 0 or 1.
+    """The first `count` bits, each 0 or 1; shape (count,).
 
     Raises:
         InvalidMessage: as for `unpacked_bits`.
@@ -86,7 +86,11 @@ def unpacked(name: str, column: bytes, dtype: np.dtype[Any], count: int) -> list
 
 
 def values_in(name: str, column: bytes, dtype: np.dtype[_N], count: int) -> npt.NDArray[_N]:
-    """The same as an array, which is a view of the column."""
+    """The same as an array of `dtype`, shape (count,), which is a view of the column.
+
+    Raises:
+        InvalidMessage: as for `unpacked`.
+    """
     if len(column) != count * dtype.itemsize:
         raise InvalidMessage(
             f"{name} must have {count} values, so {count * dtype.itemsize} bytes, not {len(column)}"
@@ -108,7 +112,7 @@ class Layout(NamedTuple):
 
 
 def pack_layouts(layouts: Sequence[Layout]) -> LayoutColumns:
-    """The columns of these layouts."""
+    """The columns of these layouts, of which nothing is checked."""
     known: dict[tuple[str, Tier], int] = {}
     chunk_paths: list[int] = []
     checksums: list[int] = []

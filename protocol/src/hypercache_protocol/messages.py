@@ -364,7 +364,6 @@ class ErrorReply(Reply):
 
 # -- tables --------------------------------------------------------------------------------------------
 
-# action -> the replies (beside ErrorReply) that it may have
 REPLIES: dict[type[Request], tuple[type[Reply], ...]] = {
     Ping: (PongReply,),
     GetDevices: (DevicesReply,),
@@ -380,6 +379,7 @@ REPLIES: dict[type[Request], tuple[type[Reply], ...]] = {
     GetWriteStatus: (WriteStatusReply,),
     RecordTelemetry: (PongReply,),
 }
+"""Request -> the replies, beside ErrorReply, that it may have on wire 1."""
 
 REQUESTS: dict[str, type[Request]] = {request.action: request for request in REPLIES}
 

@@ -3,7 +3,7 @@
 Format 1, frozen: a page of HEADER_BYTES, then `buckets` (a power of two) of BUCKET_WORDS words each, all
 little-endian u64. A word stands for one object: the XXH3 of its uri in UTF-8 under the table's seed, with the
 highest bit set, and the lowest where it is committed with checksums. It lies in one of two buckets, which
-`_places` names; 0 is an empty place. The header's first number is how many objects found no place.
+`places` names; 0 is an empty place. The header's first number is how many objects found no place.
 
 Rules:
 1. What the table says is a hint, as old as the look at it: whoever loads asks the daemon, and verifies.
@@ -87,6 +87,9 @@ class TableView:
 
     Args:
         memory: exactly `geometry.size_bytes` of it.
+
+    Raises:
+        ValueError: it has another size.
     """
 
     def __init__(self, memory: memoryview, geometry: Geometry) -> None:

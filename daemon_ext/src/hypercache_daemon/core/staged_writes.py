@@ -61,7 +61,8 @@ class StagedWrites:
 
     def find(self, uri: str, connection_id: int, stage_id: str | None) -> StagedWrite | NotStaged:
         """The write that an append or a commit means: the one named, else the connection's newest of that
-        uri, else the newest of all. None where the connection's newest was dropped."""
+        uri, else the newest of all. NotStaged where there is none such, or the connection's newest was
+        dropped."""
         if stage_id is not None:
             named = self._by_id.get(stage_id)
             if named is None or named.uri != uri or named.connection_id is None:
