@@ -124,13 +124,9 @@ def _load(
     holds = catalog.holds()
     with catalog.checked():
         in_ram = of_tier(records, Tier.RAM)
-        lost = _lost_objects(ram_files, in_ram)
-        for stored in lost:
-            del records[stored.uri]
+        lost = _taken_out(records, _lost_objects(ram_files, in_ram))
         # Whose blocks they are by now an older catalog cannot know.
-        given_up = unverifiable(records) if config.forget_unverifiable else []
-        for stored in given_up:
-            del records[stored.uri]
+        given_up = _taken_out(records, unverifiable(records) if config.forget_unverifiable else [])
         blocks = Allocator(_sizes(pool, records, holds), devices.RESERVED_BYTES)
         first_number = _first_number(catalog.epoch)
         pools = _pools(config, blocks, first_number, ram_files)
@@ -144,14 +140,25 @@ def _load(
         ram_files.sweep(_serials(stored for stored in in_ram if stored.uri in records))
     # Files that no object owns are gone now, and their names never come again: nothing to hold back.
     _forget(catalog, [*lost, *given_up], [hold for hold in holds if hold.tier is Tier.RAM])
-    log.info("loaded %d objects; %d are lost with their RAM files", len(records), len(lost))
+    _log_what_is_here(len(records), lost, given_up)
+    members = tuple(None if device.missing else member_at(device.path) for device in pool.devices)
+    return Opened(pool, catalog, ram_files, cache, blocks, members, presence)
+
+
+def _taken_out(records: dict[str, bytes], objects: Sequence[StoredObject]) -> Sequence[StoredObject]:
+    """The objects, whose records are gone."""
+    for stored in objects:
+        del records[stored.uri]
+    return objects
+
+
+def _log_what_is_here(loaded: int, lost: Sequence[StoredObject], given_up: Sequence[StoredObject]) -> None:
+    log.info("loaded %d objects; %d are lost with their RAM files", loaded, len(lost))
     if dirty := _count_dirty(lost):
         log.warning("%d of the lost objects were in no backend yet", dirty)
     if given_up:
         sentence = "--forget-unverifiable: gave up %d objects without checksums, %d of them in no backend yet"
         log.warning(sentence, len(given_up), _count_dirty(given_up))
-    members = tuple(None if device.missing else member_at(device.path) for device in pool.devices)
-    return Opened(pool, catalog, ram_files, cache, blocks, members, presence)
 
 
 def _published(config: Config, cache: Cache, loaded: int) -> SharedTable | None:
