@@ -44,10 +44,6 @@ HELLO_TIMEOUT_S = 0.5
 what is left of the deadline, so that there is time for that."""
 
 
-def _ignored() -> None:
-    """What happens on a new instance where nobody wants to know."""
-
-
 class Client(Actions):
     """Connections to one daemon. Nothing is connected before the first exchange.
 
@@ -69,7 +65,7 @@ class Client(Actions):
         timeout_s: float = 5.0,
         *,
         probe_interval_s: float = 1.0,
-        on_new_instance: Callable[[], None] = _ignored,
+        on_new_instance: Callable[[], None] = lambda: None,
         version: WireVersion = LATEST,
     ) -> None:
         given = {

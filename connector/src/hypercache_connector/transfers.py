@@ -29,8 +29,6 @@ from .outcomes import Outcome
 from .runs import Run, in_runs, mapped
 from .sealed_objects import SealedObject, doubt_about_object, looked_up, needs_seal, sealed_object
 
-__all__ = ["Engine", "delete", "load", "load_located", "lookup"]
-
 _DAMAGE = frozenset(
     {Outcome.CHECKSUM_MISMATCH, Outcome.SHORT_TRANSFER, Outcome.RAM_FILE_GONE, Outcome.IO_ERROR}
 )
