@@ -93,3 +93,14 @@ def test_links_within_a_document_lead_to_a_heading(path: Path) -> None:
     text = path.read_text()
     headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^## (.+)$", text, re.MULTILINE)}
     assert set(re.findall(r"\]\(#([\w-]+)\)", text)) <= headings
+
+
+@pytest.mark.parametrize("package", ["protocol", "daemon_ext", "connector", "compat_tests"])
+def test_the_architecture_says_of_every_module_what_it_is_for(package: str) -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = text.partition(f"in `{package}/…/`:")[2].partition("\n\nThe ")[0]
+    (source,) = (ROOT / package / "src").glob("hypercache_*")
+    modules = [path.relative_to(source) for path in source.rglob("[!_]*.py")]
+    assert len(modules) > 15
+    named = (path for path in modules if f"`{path}`" in section or f"`{path.parent}/`" in section)
+    assert sorted(set(modules) - set(named)) == []
