@@ -198,3 +198,24 @@ def test_the_first_commit_is_there_with_the_bytes_where_its_client_synced_them(
     with forks.start(machine.folder, arguments).connect() as client:
         assert fetched(client, "a") == NEW or not client_syncs
         assert checked_status(client)["objects"] == 1, "the pool is there, and the commit"
+
+
+def test_what_was_fetched_has_its_bytes_after_a_power_loss_or_is_a_miss(
+    machine: Machine, forks: Forks
+) -> None:
+    backend = machine.folder / "backend"
+    backend.mkdir()
+    (backend / "a").write_bytes(NEW)
+    arguments = [
+        *("--pool-dir", str(machine.state / "pool"), "--pool-size", str(34 * MIB), "--devices", "2"),
+        *("--ram-size", "0", "--backend", str(backend)),
+    ]
+    daemon = forks.start(machine.folder, arguments)
+    with daemon.connect() as client:
+        assert fetched(client, "hypercache://a") == NEW
+        store(client, "hypercache://durable", OLD, local_only=False)  # and all before it
+    daemon.kill()
+    machine.lose_power()
+    with forks.start(machine.folder, arguments).connect() as client:
+        found = client.ask("locate", uri="hypercache://a", auto_ingest=False)
+        assert found["status"] == "MISS" or read_layout(found["chunk_layout"]) == NEW

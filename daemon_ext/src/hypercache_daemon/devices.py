@@ -118,12 +118,13 @@ def read_chunk(path: str, offset: int, length: int) -> bytes:
 
 
 def write_chunk(path: str, offset: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of `data` to a device or to a RAM file that exists; nothing makes it durable.
+    """Write all of `data` to a device or to a RAM file that exists, durably: what is committed afterwards may
+    outlive a power loss, and not all who read it look at checksums.
 
     Raises:
         OSError: the device failed, is full or is gone.
     """
-    fd = os.open(path, os.O_RDWR)
+    fd = os.open(path, os.O_RDWR | os.O_DSYNC)  # which waits for these bytes alone, unlike a sync
     try:
         write_all(fd, offset, data)
     finally:
