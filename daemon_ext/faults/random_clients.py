@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon_harness import CHUNK, pattern, write_layout
+from daemon_harness import CHUNK, pattern
 from forked_daemons import BlockingClient, ForkedDaemon, Gone, Message
+
+from hypercache_compat.raw_wire import write_layout
 
 CLIENTS = 4
 URIS_OF_EACH = 6

@@ -9,20 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from daemon_harness import (
-    CHUNK,
-    MIB,
-    Daemon,
-    Message,
-    line,
-    pattern,
-    read_layout,
-    running,
-    sums_of,
-    write_layout,
-)
+from daemon_harness import CHUNK, MIB, Daemon, Message, line, pattern, running, sums_of
 from frames import FrameClient, bits, column, framed, layouts_of
 
+from hypercache_compat.raw_wire import read_layout, write_layout
 from hypercache_daemon.catalog import CatalogError
 from hypercache_daemon.catalog_rows import Change
 

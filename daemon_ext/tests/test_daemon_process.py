@@ -13,10 +13,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from daemon_harness import MIB, pattern, read_layout, write_layout
+from daemon_harness import MIB, pattern
 from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Message, small_pool
 
 from hypercache_compat.daemon_process import run_refused
+from hypercache_compat.raw_wire import read_layout, write_layout
 from hypercache_compat.waiting import wait_until
 from hypercache_daemon.catalog_rows import AddHold, hold_row
 from hypercache_daemon.core.extents import Extent, packed

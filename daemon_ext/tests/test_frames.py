@@ -12,9 +12,10 @@ from typing import Any
 import msgpack
 import pytest
 import trio
-from daemon_harness import MIB, Daemon, eventually, line, pattern, running, write_layout
+from daemon_harness import MIB, Daemon, eventually, line, pattern, running
 from frames import HELLO, FrameClient, bits, framed, layouts_of
 
+from hypercache_compat.raw_wire import write_layout
 from hypercache_daemon.backend import Backend
 from hypercache_daemon.connection import ConnectionLimits
 from hypercache_protocol.session import Limits

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import trio
-from daemon_harness import CHUNK, DEADLINE_S, MIB, Client, eventually, line, pattern, read_layout, running
+from daemon_harness import CHUNK, DEADLINE_S, MIB, Client, eventually, line, pattern, running
 from gated_backend import GatedBackend
 
+from hypercache_compat.raw_wire import read_layout
 from hypercache_daemon.backend import Target
 
 URI = "hypercache://a/b"

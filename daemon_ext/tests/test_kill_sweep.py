@@ -16,9 +16,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from daemon_harness import CHUNK, MIB, pattern, read_layout, write_layout
+from daemon_harness import CHUNK, MIB, pattern
 from forked_daemons import BlockingClient, ForkedDaemon, Forks, Gone, Message, checked_status, small_pool
 from killed_daemon import KillAt
+
+from hypercache_compat.raw_wire import read_layout, write_layout
 
 Place = tuple[str, int, int]  # device, offset, length
 

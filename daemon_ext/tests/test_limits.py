@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 import trio
-from daemon_harness import CHUNK, DEADLINE_S, MIB, Client, config_for, eventually, line, running, write_layout
+from daemon_harness import CHUNK, DEADLINE_S, MIB, Client, config_for, eventually, line, running
 from forked_daemons import BlockingClient, ForkedDaemon, Forks
 from frames import bits, framed
 from gated_backend import GatedBackend
 
+from hypercache_compat.raw_wire import write_layout
 from hypercache_daemon import staging
 from hypercache_daemon.catalog_rows import Change
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from daemon_harness import MIB, Daemon, Message, eventually, pattern, read_layout, running, write_layout
+from daemon_harness import MIB, Daemon, Message, eventually, pattern, running
 from forked_daemons import BlockingClient, Forks, checked_status, small_pool
 
 from hypercache_compat import disks
+from hypercache_compat.raw_wire import read_layout, write_layout
 
 OLD, NEW = pattern(1, MIB), pattern(2, MIB)
 

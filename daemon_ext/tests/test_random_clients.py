@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 import trio
-from daemon_harness import CHUNK, MIB, Client, Daemon, Message, eventually, read_layout, running
+from daemon_harness import CHUNK, MIB, Client, Daemon, Message, eventually, running
 from gated_backend import GatedBackend
 
+from hypercache_compat.raw_wire import read_layout
 from hypercache_daemon.catalog import Catalog
 from hypercache_daemon.core.objects import StoredObject
 from hypercache_daemon.core.records import stored_of

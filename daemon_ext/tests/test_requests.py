@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_harness import CHUNK, MIB, Client, Daemon, line, pattern, read_layout, running, write_layout
+from daemon_harness import CHUNK, MIB, Client, Daemon, line, pattern, running
 
+from hypercache_compat.raw_wire import read_layout, write_layout
 from hypercache_daemon.connection import ConnectionLimits
 from hypercache_daemon.core.objects import packed_checksums
 from hypercache_protocol.session import Limits

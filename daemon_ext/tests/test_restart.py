@@ -11,18 +11,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from daemon_harness import (
-    CHUNK,
-    MIB,
-    Client,
-    Message,
-    eventually,
-    pattern,
-    running,
-    write_layout,
-)
+from daemon_harness import CHUNK, MIB, Client, Message, eventually, pattern, running
 from frames import framed, layouts_of
 
+from hypercache_compat.raw_wire import write_layout
 from hypercache_daemon.access import DeviceError
 from hypercache_daemon.catalog import CatalogError
 from hypercache_daemon.catalog_rows import object_row

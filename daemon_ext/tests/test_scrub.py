@@ -9,19 +9,9 @@ from pathlib import Path
 
 import pytest
 import trio
-from daemon_harness import (
-    CHUNK,
-    MIB,
-    Client,
-    Daemon,
-    Message,
-    eventually,
-    pattern,
-    running,
-    sums_of,
-    write_layout,
-)
+from daemon_harness import CHUNK, MIB, Client, Daemon, Message, eventually, pattern, running, sums_of
 
+from hypercache_compat.raw_wire import write_layout
 from hypercache_daemon import scrub
 
 URI = "hypercache://a/b"

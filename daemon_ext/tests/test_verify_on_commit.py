@@ -24,10 +24,10 @@ from daemon_harness import (
     pattern,
     running,
     sums_of,
-    write_layout,
 )
 from frames import framed, layouts_of
 
+from hypercache_compat.raw_wire import write_layout
 from hypercache_daemon.access import DeviceError
 from hypercache_daemon.core.objects import packed_checksums
 from hypercache_daemon.direct_reads import read_direct

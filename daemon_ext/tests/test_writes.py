@@ -9,19 +9,10 @@ from pathlib import Path
 
 import pytest
 import trio
-from daemon_harness import (
-    CHUNK,
-    MIB,
-    Message,
-    eventually,
-    line,
-    pattern,
-    read_layout,
-    running,
-    write_layout,
-)
+from daemon_harness import CHUNK, MIB, Message, eventually, line, pattern, running
 from umasks import umask
 
+from hypercache_compat.raw_wire import read_layout, write_layout
 from hypercache_protocol.fields import Tier
 
 URI = "hypercache://a/b"

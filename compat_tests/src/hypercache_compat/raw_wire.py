@@ -96,6 +96,7 @@ def write_layout(chunks: Sequence[Message], data: bytes) -> None:
             device.seek(chunk["offset"])
             device.write(data[position : position + chunk["length"]])
         position += chunk["length"]
+    assert position == len(data), f"{len(data)} bytes for chunks of {position}"
 
 
 def store(connection: RawConnection, uri: str, data: bytes, **stage_fields: object) -> Message:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import trio
 
+from hypercache_compat.raw_wire import read_layout, write_layout
 from hypercache_daemon.access import Access
 from hypercache_daemon.backend import Backend
 from hypercache_daemon.config import Config
@@ -131,28 +132,6 @@ class Daemon:
 def line(action: str, **fields: object) -> bytes:
     """One request as it goes over the wire."""
     return json.dumps({"action": action, **fields}).encode() + b"\n"
-
-
-def write_layout(chunks: Sequence[Message], data: bytes) -> None:
-    """Put `data` where `chunk_layout` says, as an old client does it on either tier."""
-    position = 0
-    for chunk in chunks:
-        mode = "wb" if chunk["tier"] == "ram" else "r+b"
-        with Path(chunk["device"]).open(mode) as device:
-            device.seek(chunk["offset"])
-            device.write(data[position : position + chunk["length"]])
-        position += chunk["length"]
-    assert position == len(data)
-
-
-def read_layout(chunks: Sequence[Message]) -> bytes:
-    """The bytes that lie where `chunk_layout` says, in order."""
-    parts = []
-    for chunk in chunks:
-        with Path(chunk["device"]).open("rb") as device:
-            device.seek(chunk["offset"])
-            parts.append(device.read(chunk["length"]))
-    return b"".join(parts)
 
 
 def pattern(number: int, size_bytes: int) -> bytes:

@@ -7,7 +7,9 @@ import struct
 
 import msgpack
 import trio
-from daemon_harness import DEADLINE_S, Client, Daemon, Message, line, read_layout, write_layout
+from daemon_harness import DEADLINE_S, Client, Daemon, Message, line
+
+from hypercache_compat.raw_wire import read_layout, write_layout
 
 HELLO = {"versions": ["1.0", "1.1", "2.0", "2.1", "2.2"], "features": ["batches"], "name": "a test"}
 STATUSES = ["STAGED", "COMMITTED", "SYNCING_BACKEND", "SYNCED_BACKEND", "LOCAL_ONLY"]
