@@ -245,3 +245,13 @@ def test_a_time_that_is_none_is_refused_in_words(word: str, capsys: pytest.Captu
         main(["check", "--socket", "/nowhere", f"--timeout={word}"])
     assert ended.value.code == 2
     assert f"must be a number of seconds above 0, not '{word}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["--with", "--restart=true"])
+def test_what_costs_others_something_is_not_guessed_from_its_beginning(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "--socket", "/nowhere", word])
+    assert ended.value.code == 2
+    assert word in capsys.readouterr().err

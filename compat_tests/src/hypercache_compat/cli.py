@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "check",
+        allow_abbrev=False,  # --with is no word for emptying the whole cache
         help="run the conformance suite against a live daemon",
         description="Run the conformance suite against a live daemon. It works under a name prefix of its "
         "own and removes what it wrote, also where it is stopped; it needs a pool of 64 MiB, sends nothing "

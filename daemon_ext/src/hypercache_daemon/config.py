@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -45,7 +46,16 @@ def _size(value: object) -> ByteSize:
         raise ValueError(f"{value!r} is no size; write bytes, or words such as 2GiB") from None
 
 
+def _several(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, (list, tuple)):
+        return value
+    such_as = f", such as {info.field_name} = {[value]!r}" if isinstance(value, str) else ""
+    raise ValueError(f"write a list{such_as}")
+
+
 Size = Annotated[ByteSize, BeforeValidator(_size)]
+Several = Annotated[tuple[str, ...], BeforeValidator(_several)]
+"""An argument that may be given several times, which is a list in the file."""
 
 
 class ConfigError(Exception):
@@ -62,21 +72,21 @@ class Config(BaseModel):
     pool_dir: Path | None = None
     pool_size: Size = ByteSize(8 * GIB)
     devices: Annotated[int, Field(ge=1, le=1024)] = 4
-    device: tuple[str, ...] = ()
+    device: Several = ()
     ram_dir: Path | None = None
     ram_size: Size = ByteSize(256 * MIB)
     state_dir: Path | None = None
     backend: str | None = None
-    ingest_prefix: tuple[str, ...] = ()
+    ingest_prefix: Several = ()
     group: str | None = None
-    allow: tuple[str, ...] = ()
-    restrict: tuple[str, ...] = ()
-    owner: tuple[str, ...] = ()
-    capacity: tuple[str, ...] = ()
+    allow: Several = ()
+    restrict: Several = ()
+    owner: Several = ()
+    capacity: Several = ()
     format: bool = False
     forget_unverifiable: bool = False
     wire: str = str(LATEST)
-    log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics: str | None = None
     max_connections: Annotated[int, Field(ge=1)] = 4096
     max_objects: Annotated[int, Field(ge=1)] = 10_000_000
@@ -86,12 +96,20 @@ class Config(BaseModel):
     stage_expiry_s: Annotated[float, Field(gt=0)] = 3600.0
     verify_on_commit: bool = False
     scrub_mib_s: Annotated[float, Field(ge=0)] = 16.0
-    eviction: Annotated[str, Field(pattern="^(return-rate|lru)$")] = "return-rate"
+    eviction: Literal["return-rate", "lru"] = "return-rate"
     evict_unflushed: bool = False
     evict_above: Annotated[float, Field(gt=0, le=1)] = 0.95
     evict_down_to: Annotated[float, Field(gt=0, le=1)] = 0.90
     presence_table_size: Size = ByteSize(128 * MIB)
     shutdown_grace_s: Annotated[float, Field(ge=0)] = 10.0
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _given(cls, value: object) -> object:
+        # An empty path would be the folder that the daemon happens to be started in.
+        if value == "" or (isinstance(value, list) and "" in value):
+            raise ValueError("is empty; give a value, or leave it out")
+        return value
 
     @field_validator("capacity")
     @classmethod
@@ -263,6 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hypercached",
         description="HyperCache's control plane: answers over a Unix socket where an object's bytes lie.",
+        allow_abbrev=False,  # --form is no word for giving up everything; and more may begin so one day
     )
     wires = ", ".join(map(str, RELEASED))
     version = f"hypercached {distribution_version('hypercache-ext')} (speaks wire {wires})"
