@@ -16,6 +16,7 @@ import math
 import os
 import socket as stdlib_socket
 import stat
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,7 +68,10 @@ def bind(path: Path, access: Access) -> stdlib_socket.socket:
         _remove_stale(path)
         return _bound(path, access)
     except OSError as error:
-        raise SocketError(f"the socket {path} cannot be made: {error.strerror}") from error
+        raise SocketError(
+            f"the socket {path} cannot be made: {error.strerror}; give a --socket in a folder that the "
+            "daemon's user may write to"
+        ) from error
 
 
 def _check_folder(folder: Path) -> None:
@@ -97,22 +101,31 @@ def _remove_stale(path: Path) -> None:
 
 
 def _bound(path: Path, access: Access) -> stdlib_socket.socket:
-    sock = stdlib_socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM)
-    try:
+    with ExitStack() as undo:
+        sock = undo.enter_context(stdlib_socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM))
         # Nobody gets in before the group is set: the socket is made for its owner alone.
         before = os.umask(0o177)
         try:
             sock.bind(str(path))
         finally:
             os.umask(before)
+        undo.callback(path.unlink)
         if access.gid is not None:
-            os.chown(path, -1, access.gid)
+            _give_to_group(path, access.gid)
             path.chmod(access.mode())
         sock.listen(_BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+        undo.pop_all()
+        return sock
+
+
+def _give_to_group(path: Path, gid: int) -> None:
+    try:
+        os.chown(path, -1, gid)
+    except PermissionError:
+        raise SocketError(
+            f"the daemon's user may not give the socket {path} to group {gid}: start it as a member of "
+            "--group, or as root"
+        ) from None
 
 
 @dataclass
