@@ -371,7 +371,7 @@ def test_more_objects_than_are_read_together_all_come_back() -> None:
 
 def test_a_catalog_of_another_pool_is_refused() -> None:
     with made("q" * 32) as path:
-        assert "another pool" in refusal(path)
+        assert "another pool than the devices; give the --state-dir of theirs; or restore it" in refusal(path)
 
 
 def test_a_file_that_is_no_catalog_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

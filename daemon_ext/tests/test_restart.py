@@ -386,6 +386,8 @@ async def test_after_an_older_catalog_was_restored_nothing_without_checksums_nee
     assert "gave up 1 objects without checksums, 1 of them in no backend" in caplog.text
     async with running(short_dir, **settings) as daemon:  # for good
         await require_only_verifiable(await daemon.connect(), data)
+    async with running(short_dir, **settings, forget_unverifiable=True):
+        assert "gave up 0 objects without checksums" in caplog.text, "who asked for it is told so"
 
 
 async def require_only_verifiable(client: Client, data: bytes) -> None:

@@ -85,7 +85,10 @@ def create(path: Path, pool_id: str, *, replace: bool) -> None:
             )
         _create(path, pool_id)
     except OSError as error:
-        raise CatalogError(f"the catalog {path} cannot be made: {error.strerror}") from error
+        raise CatalogError(
+            f"the catalog {path} cannot be made: {error.strerror}; give another --state-dir, or make room "
+            "there"
+        ) from error
 
 
 @contextmanager
@@ -258,7 +261,10 @@ def _check_owner(connection: sqlite3.Connection, path: Path, pool_id: str) -> No
             "--format to give up every object of this pool"
         )
     if meta(connection, "pool_id") != pool_id:
-        raise CatalogError(f"the catalog {path} belongs to another pool than the devices; {WAY_OUT}")
+        raise CatalogError(
+            f"the catalog {path} belongs to another pool than the devices; give the --state-dir of theirs; "
+            f"or {WAY_OUT}"
+        )
 
 
 def check_pages(connection: sqlite3.Connection, path: Path) -> None:

@@ -147,7 +147,8 @@ def _state(path: str) -> os.stat_result:
         state = Path(path).stat()
     except FileNotFoundError:
         raise DeviceError(
-            f"{path} does not exist: give a block device, or a file that exists (--pool-dir makes its own)"
+            f"{path} does not exist: give a block device, or a file that exists (--pool-dir makes its own); "
+            "to start a pool without one of its devices, name it in the file drain beside the catalog"
         ) from None
     except OSError as error:
         raise DeviceError(_why_not_open(path, error)) from error

@@ -140,7 +140,10 @@ def _load(
         ram_files.sweep(_serials(stored for stored in in_ram if stored.uri in records))
     # Files that no object owns are gone now, and their names never come again: nothing to hold back.
     _forget(catalog, [*lost, *given_up], [hold for hold in holds if hold.tier is Tier.RAM])
-    _log_what_is_here(len(records), lost, given_up)
+    _log_what_is_here(len(records), lost)
+    if config.forget_unverifiable:
+        sentence = "--forget-unverifiable: gave up %d objects without checksums, %d of them in no backend yet"
+        log.warning(sentence, len(given_up), _count_dirty(given_up))
     members = tuple(None if device.missing else member_at(device.path) for device in pool.devices)
     return Opened(pool, catalog, ram_files, cache, blocks, members, presence)
 
@@ -152,13 +155,10 @@ def _taken_out(records: dict[str, bytes], objects: Sequence[StoredObject]) -> Se
     return objects
 
 
-def _log_what_is_here(loaded: int, lost: Sequence[StoredObject], given_up: Sequence[StoredObject]) -> None:
+def _log_what_is_here(loaded: int, lost: Sequence[StoredObject]) -> None:
     log.info("loaded %d objects; %d are lost with their RAM files", loaded, len(lost))
     if dirty := _count_dirty(lost):
         log.warning("%d of the lost objects were in no backend yet", dirty)
-    if given_up:
-        sentence = "--forget-unverifiable: gave up %d objects without checksums, %d of them in no backend yet"
-        log.warning(sentence, len(given_up), _count_dirty(given_up))
 
 
 def _published(config: Config, cache: Cache, loaded: int) -> SharedTable | None:
