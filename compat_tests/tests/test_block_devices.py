@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from hypercache_compat.loop_devices import can_make_loop_devices, loop_device, l
 from hypercache_compat.payloads import MIB
 from hypercache_compat.scenario_process import ScenarioProcess
 
-KINDS = ["files", "loop devices"] if can_make_loop_devices() else ["files"]
+KINDS = ["files", "loop devices", "links in /dev"] if can_make_loop_devices() else ["files"]
 AN_EMPTY_EXT2 = Path(__file__).parent / "data" / "ext2-256-kib.b85"
 
 
@@ -31,6 +33,9 @@ def disks(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
         if request.param == "loop devices":
             with loop_devices(folder, count=2, size_mib=512) as devices:
                 yield devices
+        elif request.param == "links in /dev":
+            with loop_devices(folder, count=2, size_mib=512) as devices, _links_to(devices) as links:
+                yield links
         else:
             yield tuple(_file(folder / f"disk-{number}", 512 * MIB) for number in range(2))
 
@@ -39,6 +44,16 @@ def disks(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
 def disk_daemon(disks: tuple[str, ...]) -> Iterator[DaemonProcess]:
     with running_daemon(DaemonOptions(devices=disks)) as process:
         yield process
+
+
+@contextmanager
+def _links_to(devices: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Further names of these, as udev and LVM make them."""
+    with tempfile.TemporaryDirectory(prefix="hypercache-test-", dir="/dev") as folder:
+        links = [Path(folder) / f"disk-{number}" for number in range(len(devices))]
+        for link, device in zip(links, devices, strict=True):
+            link.symlink_to(device)
+        yield tuple(map(str, links))
 
 
 def _file(path: Path, size_bytes: int) -> str:

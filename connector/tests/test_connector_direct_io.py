@@ -332,7 +332,7 @@ def test_only_regular_files_and_block_devices_by_absolute_path_are_opened(
                 devices.read(f"{folder}/{name}", tier, part, 0)
             with pytest.raises(OSError):  # noqa: PT011
                 devices.write(f"{folder}/{name}", tier, part, 0)
-    for path in ("real", "./real", "", "/dev/null"):
+    for path in ("real", "./real", "", "/dev/null", "/dev/fd"):
         with pytest.raises(DeviceRefused):
             devices.read(path, Tier.NVME, part, 0)
     assert time.monotonic() - began < 10  # a pipe without a peer would hang

@@ -191,6 +191,15 @@ def test_a_device_given_twice_is_refused(make: Make, tmp_path: Path, how: str, f
 
 
 @pytest.mark.parametrize("format", [False, True])
+def test_a_link_that_clients_do_not_follow_is_refused(make: Make, tmp_path: Path, format: bool) -> None:
+    path, link = make(), tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(DeviceError, match=rf"{link} is a symbolic link.* only in /dev: .* to, {path}$"):
+        open_devices([str(link)], format=format, access=PRIVATE)
+    open_devices([path], access=PRIVATE).close()
+
+
+@pytest.mark.parametrize("format", [False, True])
 def test_two_daemons_never_share_a_device(make: Make, format: bool) -> None:
     shared, other = make("shared"), make("other")
     in_use = pytest.raises(DeviceError, match=rf"{shared} is in use by another hypercached")

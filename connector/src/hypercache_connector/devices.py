@@ -1,8 +1,9 @@
 """The files and block devices that layouts name: opened with care, kept open, dropped when in doubt.
 
 Rules:
-1. A path comes from the daemon. It is opened only as an absolute path, following no link at its end,
-   creating nothing, and used only if it turns out to be a regular file or a block device.
+1. A path comes from the daemon. It is opened only as an absolute path, creating nothing, and used only if it
+   turns out to be a regular file or a block device. A link at its end is followed only in /dev, where root
+   alone makes them, and only to a block device.
 2. Descriptors of devices are kept; those of RAM files are not, since each chunk's file vanishes with it.
 3. A descriptor is closed when its last user lets go of it, never under a running transfer: its number
    could by then belong to another file.
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hypercache_protocol import Tier
+from hypercache_protocol.device_paths import may_be_a_link
 
 from . import direct_io
 from .config import DirectIo
@@ -27,7 +29,7 @@ from .direct_io import ALIGNMENT, Part
 from .outcomes import Counters, ThrottledLog
 
 # O_NONBLOCK: opening a named pipe by mistake must not wait for its other end. Files ignore it.
-_SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_SAFE = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 COUNTS = "transfers"
 """The group of counters for how chunks were moved."""
 
@@ -221,11 +223,12 @@ def check_access(path: str) -> None:
 def _open_checked(path: str, flags: int) -> OpenFile:
     if not PurePosixPath(path).is_absolute():
         raise DeviceRefused(errno.EINVAL, "a layout names a device without an absolute path", path)
+    follows = may_be_a_link(path)
     try:
-        opened = OpenFile(path, flags)
+        opened = OpenFile(path, flags if follows else flags | os.O_NOFOLLOW)
     except ValueError as error:  # a NUL, or what no file name can hold
         raise DeviceRefused(errno.ENOENT, f"a layout names no possible path ({error})", path) from None
     mode = os.fstat(opened.fd).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+    if not (stat.S_ISBLK(mode) or (stat.S_ISREG(mode) and not follows)):
         raise DeviceRefused(errno.ENODEV, "a layout names neither a regular file nor a block device", path)
     return opened

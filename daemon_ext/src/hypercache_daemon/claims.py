@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from hypercache_protocol.device_paths import may_be_a_link
 from hypercache_protocol.messages import DeviceInfo
 
 from .access import Access, DeviceError, in_words, named
@@ -64,10 +65,13 @@ def claim_devices(paths: Sequence[str], held: ExitStack) -> tuple[Claim, ...]:
     """Take hold of the block devices or files that the operator gave; `held` lets go of them.
 
     Raises:
-        DeviceError: one is missing, given twice, too small, or used by something else.
+        DeviceError: one is missing, given twice, too small, a link outside of /dev, or used by something
+            else.
     """
     states = [(path, _state(path)) for path in paths]
     _refuse_overlaps(states)
+    for path, _ in states:
+        _refuse_link(path)
     claims = tuple(claim(path, state, held) for path, state in states)
     for claimed in claims:
         _refuse_small(claimed)
@@ -177,6 +181,15 @@ def _refuse_overlaps(states: Sequence[tuple[str, os.stat_result]]) -> None:
         whole = given.get(("block", disk))
         if whole is not None:
             raise DeviceError(f"{path} is a partition of {whole}, which is given too: give one of the two")
+
+
+def _refuse_link(path: str) -> None:
+    # Connectors don't follow it: whoever may write to its folder could have it lead to any file of theirs.
+    if Path(path).is_symlink() and not may_be_a_link(path):
+        raise DeviceError(
+            f"{path} is a symbolic link, which clients follow only in /dev: give what it leads to,"
+            f" {os.path.realpath(path)}"
+        )
 
 
 def _refuse_odd_block(path: str, number: str) -> None:
