@@ -23,7 +23,7 @@ from hypercache_compat.relay import FROM_CLIENT, relaying
 from hypercache_compat.seeded_faults import FAULTS
 from hypercache_compat.stub_daemon import stub_daemon
 from hypercache_protocol.fields import MIB
-from hypercache_protocol.versions import WireVersion
+from hypercache_protocol.versions import RELEASED, WireVersion
 
 WHOLE_RUNS = (
     "a field is renamed",
@@ -57,7 +57,7 @@ def outcomes(report: Json) -> dict[str, str]:
 # -- sound daemons -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wire", ["1.0", "1.1", "2.0", "2.1", "2.2"])
+@pytest.mark.parametrize("wire", list(map(str, RELEASED)))
 def test_a_sound_daemon_passes_and_what_came_later_than_its_wire_is_not_offered(
     wire: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

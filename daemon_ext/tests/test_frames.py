@@ -19,6 +19,7 @@ from hypercache_compat.raw_wire import write_layout
 from hypercache_daemon.backend import Backend
 from hypercache_daemon.connection import ConnectionLimits
 from hypercache_protocol.session import Limits
+from hypercache_protocol.versions import LATEST, RELEASED
 
 URI = "hypercache://a/b"
 
@@ -82,7 +83,7 @@ async def test_a_hello_is_told_what_the_daemon_speaks_takes_and_does_not_know(sh
         assert (reply["status"], reply["version"], reply["versions"]) == (
             "HELLO",
             "2.0",
-            ["1.0", "1.1", "2.0", "2.1", "2.2"],
+            list(map(str, RELEASED)),
         )
         assert reply["unknown"] == ["9.9", "telepathy"]
         for name in ("instance_id", "daemon", "features"):
@@ -98,9 +99,9 @@ async def test_a_hello_for_a_version_that_does_not_exist_yet_gets_the_best_that_
 ) -> None:
     async with running(short_dir) as daemon:
         for versions, chosen in (
-            (["3.0"], "2.2"),
-            (["2.7"], "2.2"),
-            (["2.0", "2.7"], "2.0"),
+            (["3.0"], str(LATEST)),
+            (["2.99"], str(LATEST)),
+            (["2.0", "2.99"], "2.0"),
             (["9.0", "nonsense", "2.0"], "2.0"),
         ):
             reply = await (await daemon.connect()).ask("hello", versions=versions)

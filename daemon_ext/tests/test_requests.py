@@ -13,9 +13,12 @@ from daemon_harness import CHUNK, MIB, Client, Daemon, line, pattern, running
 from hypercache_compat.raw_wire import read_layout, write_layout
 from hypercache_daemon.connection import ConnectionLimits
 from hypercache_daemon.core.objects import packed_checksums
+from hypercache_daemon.handlers import _AT_ONCE, _WAITING
+from hypercache_protocol.actions import ALL_REPLIES
 from hypercache_protocol.session import Limits
+from hypercache_protocol.versions import LATEST, RELEASED
 
-EVERY_WIRE = pytest.mark.parametrize("wire", ["1.0", "1.1", "2.0", "2.1", "2.2"])
+EVERY_WIRE = pytest.mark.parametrize("wire", list(map(str, RELEASED)))
 URI = "hypercache://a/b"
 TELEMETRY = {
     "event_type": "load",
@@ -24,6 +27,10 @@ TELEMETRY = {
     "duration_us": 10,
     "bandwidth_mbps": 2.5,
 }
+
+
+def test_each_action_of_the_protocol_has_a_handler() -> None:
+    assert _AT_ONCE.keys() | _WAITING.keys() == ALL_REPLIES.keys()
 
 
 # -- the thirteen actions ------------------------------------------------------------------------------
@@ -198,7 +205,7 @@ async def test_get_status_counts_what_happened(short_dir: Path) -> None:
         assert (nvme["pinned_bytes"], nvme["dirty_bytes"]) == (MIB, MIB)
         assert status["requests"]["stage_write.WRITESTAGED"] == 3
         assert status["requests"]["locate.MISS"] == 1
-        assert status["wire"] == "2.2"
+        assert status["wire"] == str(LATEST)
         assert status["catalog"]["transactions"] >= 5
 
 
