@@ -197,7 +197,7 @@ class EvictedMany(Reply):
 
 
 class GetPresenceTable(Request):
-    """Give me the presence table (presence.py has its format)."""
+    """Share the presence table."""
 
     since: ClassVar[WireVersion] = WIRE_2_2
     action: ClassVar[str] = "get_presence_table"
