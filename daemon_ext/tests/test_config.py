@@ -17,6 +17,7 @@ from hypercache_protocol.versions import LATEST, RELEASED
 
 MIB = 1 << 20
 POOL = ["--pool-dir", "/pool"]
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 USERS_OF_SQLITE = ("command", "catalog", "catalog_file")
 
 
@@ -192,6 +193,11 @@ def test_the_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> Non
     text = capsys.readouterr().out
     for name in Config.model_fields:
         assert f"--{name.replace('_', '-')}" in text
+
+
+@pytest.mark.parametrize("name", Config.model_fields)
+def test_every_setting_is_explained_to_operators(name: str) -> None:
+    assert re.search(rf"--{name.replace('_', '-')}\b(?!-)", OPERATIONS.read_text()), "in docs/operations.md"
 
 
 def test_the_version_names_the_wires_too(capsys: pytest.CaptureFixture[str]) -> None:
