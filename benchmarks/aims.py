@@ -29,8 +29,8 @@ AIMS = (
     Aim("load, 14 MiB", 1.15, RAW_BLOCK),
     Aim("load, 14 MiB", 1.0, (DEVICES_ALONE,)),
 )
-"""Of lookups those that the seed's figures are of. With one batch in flight the floor alone takes most of
-raw_block's time."""
+"""Of lookups those that there are figures of an earlier connector of, in Rust. With one batch in flight the
+floor alone takes most of raw_block's time."""
 SHARES = {
     "load beside stores, of alone, 14 MiB": 0.8,
     "store beside loads, of alone, 14 MiB": 0.25,
