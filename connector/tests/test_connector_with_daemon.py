@@ -324,7 +324,7 @@ assert writing.wait(30)
 child = os.fork()
 if child == 0:
     threading.Event().wait()
-print(key, os.getpid(), flush=True)
+os.write(1, f"{key} {os.getpid()}\\n".encode())  # at once: both write to one pipe
 if key == "terminated":
     threading.Event().wait()
 assert os.waitpid(other, 0)[1] == signal.SIGTERM
