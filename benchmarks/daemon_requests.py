@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import struct
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import hung_neighbours
 
+from hypercache_compat.cpu_time import cpu_seconds
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
 from hypercache_protocol import ReplyReceived, Role, Session
 from hypercache_protocol.batches import (
@@ -127,12 +126,6 @@ class Frames:
     def close(self) -> None:
         self._file.close()
         self._socket.close()
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time that the process has used so far, its threads included."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def request(action: str, **fields: Any) -> bytes:

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import trio
 
+from hypercache_compat.cpu_time import cpu_seconds
 from hypercache_compat.daemon_process import daemon_command
 from hypercache_compat.raw_wire import RawConnection
 from hypercache_daemon.access import Access
@@ -141,7 +142,7 @@ class Pool:
             try:
                 self.ping(process)
                 seconds = time.perf_counter() - begun
-                start = Start(seconds, _peak_bytes(process.pid), _cpu_s(process.pid))
+                start = Start(seconds, _peak_bytes(process.pid), cpu_seconds(process.pid))
             finally:
                 process.terminate()
                 process.wait()
@@ -165,12 +166,6 @@ class Pool:
 def _peak_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * KIB for line in lines if line.startswith("VmHWM:"))
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU time so far, in steps of 10 ms."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hypercache_compat.cpu_time import cpu_seconds
 from hypercache_compat.daemon_process import started_by
 from hypercache_compat.forked import fork_daemon
 from hypercache_compat.payloads import MIB
@@ -60,11 +61,10 @@ def footprint(pid: int) -> Footprint:
     """Of any process of this user's."""
     proc = Path("/proc", str(pid))
     resident = int((proc / "statm").read_text().split()[1])
-    user, system = (proc / "stat").read_text().rpartition(")")[2].split()[11:13]
     return Footprint(
         len(list((proc / "fd").iterdir())),
         resident * os.sysconf("SC_PAGE_SIZE"),
-        (int(user) + int(system)) / os.sysconf("SC_CLK_TCK"),
+        cpu_seconds(pid),
     )
 
 

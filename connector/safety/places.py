@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hypercache_compat.loop_devices import can_make_loop_devices, lacks_for_loop_devices, loop_devices
+from hypercache_compat.payloads import MIB
 
-MIB = 1 << 20
 POOL_MIB = 512
 
 Chunk = dict[str, Any]

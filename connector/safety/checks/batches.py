@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypercache_compat.payloads import MIB
+
 from ..check import Check, require
-from ..places import MIB, flip
+from ..places import flip
 from ..scene import OVERWRITING, PLAIN, Scene, block, blocks
 
 THEME = "batches"

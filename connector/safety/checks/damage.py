@@ -8,8 +8,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
+from hypercache_compat.payloads import MIB
+
 from ..check import Check
-from ..places import MIB, Chunk, flip, peek, poke, swap, whole
+from ..places import Chunk, flip, peek, poke, swap, whole
 from ..scene import OVERWRITING, Block, Scene, block, blocks
 from .trust import BELIEVING
 

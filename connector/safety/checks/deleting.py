@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypercache_compat.payloads import MIB
 from hypercache_compat.raw_wire import write_layout
 
 from ..check import Check, require
-from ..places import MIB
 from ..scene import Scene, block, blocks
 
 THEME = "deleting"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from hypercache_compat.payloads import payload
+from hypercache_compat.payloads import MIB, payload
 from hypercache_compat.raw_wire import store as store_as_old_client
 from hypercache_compat.raw_wire import write_layout
 from hypercache_compat.scenario_process import ScenarioProcess
 
 from ..check import Check, require, wait_until
-from ..places import MIB
 from ..scene import OVERWRITING, PLAIN, Block, Scene, block, blocks
 
 THEME = "keeping"

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hypercache_compat.altered_replies import Fields
-from hypercache_compat.payloads import payload
+from hypercache_compat.payloads import MIB, payload
 from hypercache_compat.raw_wire import store as store_as_old_client
 
 from ..check import Check, Failed, require
-from ..places import MIB, POOL_MIB, Chunk
+from ..places import POOL_MIB, Chunk
 from ..scene import ALTERED, OVERWRITING, PLAIN, Block, Scene, block, blocks
 from .trust import BELIEVING
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hypercache_compat.payloads import MIB
+
 from ..check import Check
-from ..places import MIB
 from ..scene import Scene, block, blocks
 
 THEME = "sizes"

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from functools import partial
 
 from hypercache_compat.altered_replies import Fields
-from hypercache_compat.payloads import payload
+from hypercache_compat.payloads import MIB, payload
 from hypercache_compat.raw_wire import store as store_as_old_client
 from hypercache_compat.raw_wire import write_layout
 
 from ..check import Check, require, wait_until
-from ..places import MIB
 from ..scene import ALTERED, Block, Scene, block, blocks
 
 THEME = "trust"

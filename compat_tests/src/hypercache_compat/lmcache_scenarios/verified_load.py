@@ -386,10 +386,9 @@ def fill(filling: bool) -> None:
     _KEPT["load"].fill(filling)
 
 
-def end() -> dict[str, Any]:
-    """Begin nothing more, wait for what is on its way, and give all figures."""
+def end() -> None:
+    """Begin nothing more, and wait for what is on its way."""
     _KEPT["load"].end()
-    return figures()
 
 
 def heal(deadline_s: float) -> list[str]:
