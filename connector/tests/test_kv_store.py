@@ -285,11 +285,29 @@ def test_what_no_backend_has_is_written_through_though_it_is_here(scripted2, sta
 def test_a_refusal_of_the_moment_is_counted_and_not_logged(
     scripted, store: KVStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    full = ErrorReply(error_message="full", error_code=ErrorCode.NO_SPACE)
-    scripted.change = lambda request, reply: full if isinstance(request, StageWrite) else reply
+    overtaken = ErrorReply(error_message="overtaken", error_code=ErrorCode.STALE_STAGE)
+    scripted.change = lambda request, reply: overtaken if isinstance(request, CommitWrite) else reply
     assert not store.put("k", b"abc")
-    assert store.status()["stores"] == {"no_space": 1}
+    assert store.status()["stores"] == {"stale_stage": 1}
     assert caplog.text == ""
+
+
+def test_why_there_is_no_room_is_logged_beside_other_refusals(
+    scripted, store: KVStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    replies = iter(
+        [
+            ErrorReply(error_message="full of what is pinned", error_code=ErrorCode.NO_SPACE),
+            ErrorReply(error_message="a fault", error_code=ErrorCode.INTERNAL),
+            ErrorReply(error_message="full again", error_code=ErrorCode.NO_SPACE),
+        ]
+    )
+    scripted.change = lambda request, reply: next(replies) if isinstance(request, StageWrite) else reply
+    assert not any(store.put("k", b"abc") for _ in range(3))
+    assert store.status()["stores"] == {"no_space": 2, "daemon_refused": 1}
+    assert "the daemon refuses: full of what is pinned" in caplog.text
+    assert "the daemon refuses: a fault" in caplog.text
+    assert "full again" not in caplog.text, "once a minute"
 
 
 def test_reads_never_ask_a_backend(scripted, store: KVStore) -> None:

@@ -34,7 +34,7 @@ ANY_DAEMON: frozenset[str] = frozenset()
 LOAD_NEEDS = frozenset({"chunk_checksums", "sync_status"})
 STORE_NEEDS = LOAD_NEEDS | {"local_only", "stage_id"}
 
-_ORDINARY = (ErrorCode.NO_SPACE, ErrorCode.STALE_STAGE, ErrorCode.NOT_STAGED, ErrorCode.NOT_FOUND)
+_ORDINARY = (ErrorCode.STALE_STAGE, ErrorCode.NOT_STAGED, ErrorCode.NOT_FOUND)
 """What a refusal may say where nothing is wrong but the moment."""
 
 _UNVERIFIABLE = frozenset({Outcome.NO_CHECKSUM, Outcome.UNVERIFIABLE})
@@ -193,8 +193,10 @@ def _note_refusals(engine: Engine, answers: Sequence[Answer]) -> None:
     for answer in answers:
         # By its type, since isinstance asks pydantic, and this looks at every answer.
         if type(answer) is ErrorReply and answer.error_code not in _ORDINARY:
+            # A full pool is said again and again, and must not hide what else is wrong.
+            subject = "full" if answer.error_code is ErrorCode.NO_SPACE else "refused"
             engine.log.note(
-                "refused", "%s: the daemon refuses: %s", engine.client.socket_path, answer.error_message
+                subject, "%s: the daemon refuses: %s", engine.client.socket_path, answer.error_message
             )
             break
 
