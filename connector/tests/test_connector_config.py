@@ -199,7 +199,8 @@ def test_a_socket_that_this_user_may_not_write_to_stops_the_start(scripted) -> N
     open_to_all(scripted)
     assert starts(scripted)
     Path(scripted.socket_path).chmod(0)
-    assert "this user may not write to the socket; add it to the socket's group" in refusal(scripted)
+    said = "this user may not write to the socket; add it to the group of hypercached's --group"
+    assert said in refusal(scripted)
 
 
 def test_a_folder_that_this_user_may_not_look_into_stops_the_start(scripted) -> None:

@@ -210,7 +210,7 @@ def _socket_problem(socket_path: str) -> str | None:
     if not stat.S_ISSOCK(mode):
         return "there is something at this path that is not a socket; give the daemon's --socket path"
     if _is_forbidden(socket_path):
-        return "this user may not write to the socket; add it to the socket's group"
+        return "this user may not write to the socket; add it to the group of hypercached's --group"
     return None
 
 
