@@ -182,7 +182,7 @@ def test_a_connector_that_loads_nothing_from_a_daemon_that_could_is_red(whole: M
 def test_a_reason_that_does_not_name_both_versions_is_red(
     first: Meeting, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
-    monkeypatch.setattr(hypercache_connector.client, "_what_is_missing", lambda *_: said)
+    monkeypatch.setattr(hypercache_connector.client, "what_is_missing", lambda *_: said)
     cell = matrix.connector_cell(WIRE_2_0, first)
     assert words(cell)["store, look up and load"] == "FAILS"
     assert said in cell.failures()[0]
