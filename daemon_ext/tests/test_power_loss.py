@@ -9,17 +9,21 @@ back finds its blocks as their next owner left them.
 from __future__ import annotations
 
 import os
+import signal
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from daemon_harness import MIB, Daemon, Message, eventually, pattern, running
-from forked_daemons import BlockingClient, Forks, checked_status, small_pool
+from forked_daemons import DEADLINE_S, BlockingClient, Forks, checked_status, small_pool
 
 from hypercache_compat import disks
 from hypercache_compat.raw_wire import read_layout, write_layout
+from hypercache_protocol.checksum import crc32
 
 OLD, NEW = pattern(1, MIB), pattern(2, MIB)
 
@@ -220,3 +224,71 @@ def test_what_was_fetched_has_its_bytes_after_a_power_loss_or_is_a_miss(
     with forks.start(machine.folder, arguments).connect() as client:
         found = client.ask("locate", uri="hypercache://a", auto_ingest=False)
         assert found["status"] == "MISS" or read_layout(found["chunk_layout"]) == NEW
+
+
+# -- what never reached the devices ----------------------------------------------------------------------
+
+KINDS: dict[str, Message] = {
+    "local": {"auto_flush_s3": False},
+    "pinned": {"auto_flush_s3": False, "pinned": True},
+    "in memory": {"auto_flush_s3": False, "tier": "ram"},
+    "verifiable": {"auto_flush_s3": False},
+    "hypercache://synced": {},
+    "dirty": {},
+}
+"""Of each uri what an old client stages it with; `verifiable` is committed with checksums."""
+
+
+def store_each_kind(client: BlockingClient) -> dict[str, list[Message]]:
+    """Returns each one's layout."""
+    layouts = {}
+    for uri, options in KINDS.items():
+        staged = client.ask("stage_write", uri=uri, size_bytes=MIB, **options)
+        layouts[uri] = staged["chunk_layout"]
+        write_layout(layouts[uri], NEW)
+        sums = {"chunk_checksums": [crc32(NEW)]} if uri == "verifiable" else {}
+        assert client.ask("commit_write", uri=uri, **sums)["status"] == "WRITECOMMITTED"
+    deadline = time.monotonic() + DEADLINE_S
+    while client.ask("get_write_status", uri="hypercache://synced")["sync_status"] != "SYNCED_BACKEND":
+        assert time.monotonic() < deadline
+    return layouts
+
+
+def as_after_another_boot(catalog: Path) -> None:
+    """Have the catalog say that the daemon before ran in another boot of the machine, if it ran to no end."""
+    with closing(sqlite3.connect(catalog)) as connection, connection:
+        connection.execute("UPDATE meta SET value='another' WHERE name='runs in boot' AND value!=''")
+
+
+@pytest.mark.parametrize(
+    ("ends", "boots", "there"),
+    [
+        ("killed", True, {"verifiable", "dirty"}),
+        ("killed", False, set(KINDS)),
+        ("stopped", True, set(KINDS)),
+    ],
+)
+def test_what_nobody_can_verify_is_not_served_where_the_machine_went_down_under_the_daemon(
+    short_dir: Path, forks: Forks, ends: str, boots: bool, there: set[str]
+) -> None:
+    (short_dir / "backend").mkdir()
+    settings = ("--backend", str(short_dir / "backend"), "--state-dir", str(short_dir / "state"))
+    arguments = small_pool(short_dir, *settings)
+    daemon = forks.start(short_dir, arguments)
+    with daemon.connect() as client:
+        layouts = store_each_kind(client)
+    if ends == "killed":
+        daemon.kill()
+    else:
+        os.kill(daemon.pid, signal.SIGTERM)
+        assert daemon.wait() == 0
+    if boots:
+        as_after_another_boot(short_dir / "state" / "catalog.sqlite")
+    for _ in range(2):  # for good
+        with forks.start(short_dir, arguments).connect() as client:
+            found = {
+                uri for uri in KINDS if client.ask("locate", uri=uri, auto_ingest=False)["status"] == "HIT"
+            }
+            assert found == there
+            assert checked_status(client)["pools"]["nvme"]["used_bytes"] == MIB * len(there - {"in memory"})
+            assert all(read_layout(layouts[uri]) == NEW for uri in there)

@@ -21,6 +21,7 @@ import trio
 
 from hypercache_protocol.fields import MIB
 
+from . import outages
 from .access import Access
 from .backend import Backend
 from .committing import Committer
@@ -154,6 +155,7 @@ async def serve(
             task_status.started(parts)
             await parts.server.serve(sock, stop, config.shutdown_grace_s)
             background.cancel_scope.cancel()
+        opened.catalog.post([outages.ended()])
         last.cancel_scope.cancel()
     log.info("stopped")
 

@@ -16,7 +16,7 @@ from hypercache_protocol.fields import Tier
 from hypercache_protocol.states import DIRTY, EVICTABLE, SyncStatus
 from hypercache_protocol.versions import WIRE_2_2
 
-from . import devices, presence_table
+from . import devices, outages, presence_table
 from .access import Access, DeviceError
 from .catalog import Catalog, CatalogError
 from .catalog_rows import AddHold, Change, Delete, DropHold
@@ -123,10 +123,12 @@ def _load(
     records = catalog.records()
     holds = catalog.holds()
     with catalog.checked():
+        went_down = outages.went_down(catalog.remembered)
         in_ram = of_tier(records, Tier.RAM)
-        lost = _taken_out(records, _lost_objects(ram_files, in_ram))
+        lost = _taken_out(records, in_ram if went_down else _lost_objects(ram_files, in_ram))
         # Whose blocks they are by now an older catalog cannot know.
         given_up = _taken_out(records, unverifiable(records) if config.forget_unverifiable else [])
+        doubtful = _taken_out(records, _doubtful(records) if went_down else [])
         blocks = Allocator(_sizes(pool, records, holds), devices.RESERVED_BYTES)
         first_number = _first_number(catalog.epoch)
         pools = _pools(config, blocks, first_number, ram_files)
@@ -139,13 +141,21 @@ def _load(
     if ram_files is not None:
         ram_files.sweep(_serials(stored for stored in in_ram if stored.uri in records))
     # Files that no object owns are gone now, and their names never come again: nothing to hold back.
-    _forget(catalog, [*lost, *given_up], [hold for hold in holds if hold.tier is Tier.RAM])
+    _begin(catalog, [*lost, *given_up, *doubtful], [hold for hold in holds if hold.tier is Tier.RAM])
     _log_what_is_here(len(records), lost)
+    if went_down:
+        sentence = "the machine went down under the daemon before: gave up %d objects without checksums, "
+        log.warning(sentence + "whose bytes may not have reached the devices", len(doubtful))
     if config.forget_unverifiable:
         sentence = "--forget-unverifiable: gave up %d objects without checksums, %d of them in no backend yet"
         log.warning(sentence, len(given_up), _count_dirty(given_up))
     members = tuple(None if device.missing else member_at(device.path) for device in pool.devices)
     return Opened(pool, catalog, ram_files, cache, blocks, members, presence)
+
+
+def _doubtful(records: dict[str, bytes]) -> Sequence[StoredObject]:
+    """What has no checksums, and can be done without: of what is dirty this may be the only copy."""
+    return [stored for stored in unverifiable(records) if stored.state not in DIRTY]
 
 
 def _taken_out(records: dict[str, bytes], objects: Sequence[StoredObject]) -> Sequence[StoredObject]:
@@ -292,8 +302,7 @@ def _serials(in_ram: Iterable[StoredObject]) -> Set[int]:
     return {extent.device for stored in in_ram for extent in stored.extents}
 
 
-def _forget(catalog: Catalog, lost: Iterable[StoredObject], ram_holds: Iterable[AddHold]) -> None:
+def _begin(catalog: Catalog, lost: Iterable[StoredObject], ram_holds: Iterable[AddHold]) -> None:
     changes: list[Change] = [Delete(stored.generation) for stored in lost]
     changes += [DropHold(hold.hold_id) for hold in ram_holds]
-    if changes:
-        catalog.post(changes)
+    catalog.post([*changes, outages.begun()])
