@@ -68,6 +68,7 @@ def lmcache_part(daemon: DaemonProcess, size: DemoSize) -> list[str]:
         f"2. LMCache {LMCACHE_IN_ENVIRONMENT} loads the connector (native_plugin) and runs its own benchmark:"
     )
     say(f"   {amount.keys} objects of {amount.kib_per_key} KiB a round, stored, looked up, loaded, compared.")
+    say("   The first round is to warm up, and not counted below.")
     spec = connector_spec(daemon.socket_path, "demo/revision-1/bf16")
     report = run_bench(spec, amount, show=_show_progress)
     for line in _bench_lines(report, amount):
