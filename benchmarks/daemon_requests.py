@@ -25,8 +25,8 @@ from typing import Any
 
 import hung_neighbours
 
-from hypercache_compat.cpu_time import cpu_seconds
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
+from hypercache_compat.process_figures import cpu_seconds
 from hypercache_protocol import ReplyReceived, Role, Session
 from hypercache_protocol.batches import (
     CommitMany,

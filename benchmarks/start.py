@@ -31,8 +31,8 @@ from pathlib import Path
 
 import trio
 
-from hypercache_compat.cpu_time import cpu_seconds
 from hypercache_compat.daemon_process import daemon_command
+from hypercache_compat.process_figures import cpu_seconds, peak_bytes
 from hypercache_compat.raw_wire import RawConnection
 from hypercache_daemon.access import Access
 from hypercache_daemon.catalog_rows import Put
@@ -142,7 +142,7 @@ class Pool:
             try:
                 self.ping(process)
                 seconds = time.perf_counter() - begun
-                start = Start(seconds, _peak_bytes(process.pid), cpu_seconds(process.pid))
+                start = Start(seconds, peak_bytes(process.pid), cpu_seconds(process.pid))
             finally:
                 process.terminate()
                 process.wait()
@@ -161,11 +161,6 @@ class Pool:
             except (FileNotFoundError, ConnectionRefusedError):
                 time.sleep(0.01)  # it has not bound its socket yet
         raise SystemExit(f"hypercached did not answer in {DEADLINE_S} s:\n{self.log_path.read_text()}")
-
-
-def _peak_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * KIB for line in lines if line.startswith("VmHWM:"))
 
 
 @contextmanager

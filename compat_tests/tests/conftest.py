@@ -14,9 +14,10 @@ import pytest
 
 from hypercache_compat.daemon_process import DaemonProcess, running_daemon, started_by
 from hypercache_compat.forked import fork_daemon
-from hypercache_compat.lmcache_versions import LMCACHE_VERSIONS, lmcache_process
-from hypercache_compat.old_clients import OLD_CLIENT_VERSIONS, old_client
+from hypercache_compat.lmcache_versions import lmcache_process
+from hypercache_compat.old_clients import old_client
 from hypercache_compat.raw_wire import RawConnection
+from hypercache_compat.releases import LMCACHE_VERSIONS, OLD_CLIENT_VERSIONS
 from hypercache_compat.scenario_process import ScenarioProcess
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "connector"))  # where the safety suite is

@@ -9,8 +9,9 @@ import pytest
 
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
 from hypercache_compat.lmcache_bench import BenchSize, run_bench
-from hypercache_compat.lmcache_versions import LMCACHE_VERSIONS, connector_spec
+from hypercache_compat.lmcache_versions import connector_spec
 from hypercache_compat.payloads import MIB, payload
+from hypercache_compat.releases import LMCACHE_VERSIONS
 from hypercache_compat.scenario_process import ScenarioProcess
 
 MIXED = {

@@ -31,8 +31,8 @@ from hypercache_compat.matrix_clients import (
     ConnectorInCell,
 )
 from hypercache_compat.matrix_table import document
-from hypercache_compat.old_clients import OLD_CLIENT_VERSIONS
 from hypercache_compat.relay import FROM_CLIENT, FROM_DAEMON, relaying
+from hypercache_compat.releases import OLD_CLIENT_VERSIONS
 from hypercache_compat.scenario_process import ScenarioProcess
 from hypercache_connector.outcomes import ThrottledLog, logger
 from hypercache_protocol.versions import LATEST, RELEASED, WIRE_1_1, WIRE_2_0

@@ -12,8 +12,7 @@ import pytest
 from hypercache_compat import transcripts
 from hypercache_compat.daemon_process import DaemonOptions, DaemonProcess, running_daemon
 from hypercache_compat.golden import FOLDER, frozen_files
-from hypercache_compat.old_clients import OLD_CLIENT_VERSIONS
-from hypercache_compat.releases import release_folder
+from hypercache_compat.releases import OLD_CLIENT_VERSIONS, release_folder
 from hypercache_compat.scenario_process import ScenarioProcess
 from hypercache_compat.transcripts import INNER, LOOKED_AT, SCENARIOS, differences, file_name
 from hypercache_protocol.messages import REQUESTS

@@ -11,19 +11,17 @@ the bound that is printed beside it. Warm-up is the first fifth of the time, and
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from hypercache_compat.cpu_time import cpu_seconds
 from hypercache_compat.daemon_process import started_by
 from hypercache_compat.forked import fork_daemon
 from hypercache_compat.payloads import MIB
+from hypercache_compat.process_figures import cpu_seconds, open_descriptors, resident_bytes
 from hypercache_compat.scenario_process import ScenarioProcess
 from hypercache_compat.stopping import stoppable
 from hypercache_compat.waiting import wait_until
@@ -59,13 +57,7 @@ class Footprint:
 
 def footprint(pid: int) -> Footprint:
     """Of any process of this user's."""
-    proc = Path("/proc", str(pid))
-    resident = int((proc / "statm").read_text().split()[1])
-    return Footprint(
-        len(list((proc / "fd").iterdir())),
-        resident * os.sysconf("SC_PAGE_SIZE"),
-        cpu_seconds(pid),
-    )
+    return Footprint(open_descriptors(pid), resident_bytes(pid), cpu_seconds(pid))
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from hypercache_compat.daemon_process import started_by
 from hypercache_compat.forked import fork_daemon
-from hypercache_compat.lmcache_versions import LMCACHE_VERSIONS, lmcache_process
-from hypercache_compat.releases import LMCACHE_IN_ENVIRONMENT
+from hypercache_compat.lmcache_versions import lmcache_process
+from hypercache_compat.releases import LMCACHE_IN_ENVIRONMENT, LMCACHE_VERSIONS
 from hypercache_compat.scenario_process import ScenarioProcess
 
 from .check import Check, Failed

@@ -17,6 +17,7 @@ from daemon_harness import MIB, pattern
 from forked_daemons import DEADLINE_S, BlockingClient, ForkedDaemon, Forks, Message, small_pool
 
 from hypercache_compat.daemon_process import run_refused
+from hypercache_compat.process_figures import open_descriptors, peak_bytes
 from hypercache_compat.raw_wire import read_layout, write_layout
 from hypercache_compat.waiting import wait_until
 from hypercache_daemon.catalog_rows import AddHold, hold_row
@@ -194,7 +195,7 @@ def test_a_catalog_that_does_not_fit_the_devices_is_refused(forks: Forks, short_
 def test_endless_lines_of_many_clients_cost_no_memory_to_speak_of(forks: Forks, short_dir: Path) -> None:
     daemon = forks.start(short_dir, small_pool(short_dir))
     with daemon.connect() as client, ExitStack() as stack:
-        before = peak_bytes(daemon)
+        before = peak_bytes(daemon.pid)
         sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(8)]
         for sock in sockets:
             sock.settimeout(DEADLINE_S)
@@ -207,12 +208,7 @@ def test_endless_lines_of_many_clients_cost_no_memory_to_speak_of(forks: Forks, 
             reply = json.loads(sock.makefile("rb").readline())
             assert reply["error_code"] == "TOO_LARGE"
         assert client.ask("ping")["status"] == "PONG"
-        assert peak_bytes(daemon) - before < 8 * 4 * MIB
-
-
-def peak_bytes(daemon: ForkedDaemon) -> int:
-    status = Path(f"/proc/{daemon.pid}/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+        assert peak_bytes(daemon.pid) - before < 8 * 4 * MIB
 
 
 def test_without_descriptors_the_daemon_serves_on_and_lets_others_in_when_there_are_some_again(
@@ -221,14 +217,14 @@ def test_without_descriptors_the_daemon_serves_on_and_lets_others_in_when_there_
     daemon = forks.start(short_dir, small_pool(short_dir))
     with daemon.connect() as client:
         store(client, "kept", pattern(1, 5000))
-        used = len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
+        used = open_descriptors(daemon.pid)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (used + 3, used + 3))
         waiting = [socket.socket(socket.AF_UNIX) for _ in range(10)]
         for sock in waiting:
             sock.settimeout(DEADLINE_S)
             sock.connect(str(short_dir / "s"))
             sock.sendall(b'{"action": "ping"}\n')
-        wait_until(lambda: len(list(Path(f"/proc/{daemon.pid}/fd").iterdir())) == used + 3)
+        wait_until(lambda: open_descriptors(daemon.pid) == used + 3)
         # All that needs no further descriptor is served; what needs one is an error and no more.
         assert fetch(client, "kept") == pattern(1, 5000)
         assert store(client, "more", b"bytes")["status"] == "WRITECOMMITTED"

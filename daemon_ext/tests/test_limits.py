@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import trio
 from daemon_harness import CHUNK, DEADLINE_S, MIB, Client, config_for, eventually, line, running
-from forked_daemons import BlockingClient, ForkedDaemon, Forks
+from forked_daemons import BlockingClient, Forks
 from frames import bits, framed
 from gated_backend import GatedBackend
 
-from hypercache_compat.cpu_time import cpu_seconds
+from hypercache_compat.process_figures import cpu_seconds, open_descriptors, resident_bytes
 from hypercache_compat.raw_wire import write_layout
 from hypercache_daemon import staging
 from hypercache_daemon.catalog_rows import Change
@@ -76,10 +76,6 @@ def arguments(folder: Path, *more: str) -> list[str]:
     ]
 
 
-def open_descriptors(daemon: ForkedDaemon) -> int:
-    return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
-
-
 def queued_client(folder: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(DEADLINE_S)
@@ -93,7 +89,7 @@ def test_without_descriptors_it_tries_now_and_then_says_so_once_and_recovers(
 ) -> None:
     daemon = forks.start(short_dir, arguments(short_dir))
     with daemon.connect() as client, ExitStack() as queued:
-        used = open_descriptors(daemon)
+        used = open_descriptors(daemon.pid)
         _, hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (used, hard))
         before, begun = cpu_seconds(daemon.pid), time.monotonic()
@@ -130,11 +126,6 @@ def test_no_more_are_let_in_than_there_are_descriptors_for_and_one_too_many_is_t
 # -- a thousand idle connections -----------------------------------------------------------------------
 
 
-def resident_bytes(daemon: ForkedDaemon) -> int:
-    status = Path(f"/proc/{daemon.pid}/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
-
-
 @pytest.fixture
 def room_for_descriptors() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -148,11 +139,11 @@ def test_a_thousand_idle_connections_cost_little_and_one_more_client_is_served_p
 ) -> None:
     daemon = forks.start(short_dir, arguments(short_dir))
     with daemon.connect() as client, ExitStack() as idle:
-        before = resident_bytes(daemon)
+        before = resident_bytes(daemon.pid)
         for _ in range(1000):
             sock = idle.enter_context(queued_client(short_dir))
             assert b"PONG" in sock.recv(4096)
-        each = (resident_bytes(daemon) - before) / 1000
+        each = (resident_bytes(daemon.pid) - before) / 1000
         begun = time.perf_counter()
         with BlockingClient(short_dir / "s") as newcomer:
             assert newcomer.ask("ping")["status"] == "PONG"

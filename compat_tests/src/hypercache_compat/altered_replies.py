@@ -13,9 +13,7 @@ from typing import Any
 
 import msgpack
 
-from .relay import FROM_CLIENT, FROM_DAEMON, HangUp
-
-__all__ = ["ID", "Altered", "Fields", "HangUp", "InOrder", "OnReply", "OnRequest"]
+from .relay import FROM_CLIENT, FROM_DAEMON
 
 Fields = dict[str, Any]
 OnRequest = Callable[[Fields], Fields]

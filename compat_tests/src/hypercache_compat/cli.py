@@ -26,7 +26,7 @@ from .conformance.restarts import restart_with
 from .conformance.suite import Interrupted, Outcome, Report, Result, Unreachable, run, wires
 from .printable import printable
 from .recording import Recorder, check_sockets, private
-from .relay import relaying
+from .relay import Noting, relaying
 from .stopping import STOPPED, interrupt, on_signals
 
 _FORMATS: dict[str, Callable[[Report], str]] = {
@@ -241,7 +241,7 @@ def _record(given: argparse.Namespace) -> int:
     check_sockets(given.listen, given.to)
     with on_signals(stop), _made(given.output) as capture:
         recorder = Recorder(capture, given.to, stopped)
-        with private(), relaying(given.listen, given.to, recorder.passage, stopped.set):
+        with private(), relaying(given.listen, given.to, partial(Noting, recorder.note), stopped.set):
             _say(f"recording what passes between {given.listen} and {given.to}; Ctrl-C ends it")
             stopped.wait()
     _say(f"{recorder.count} pieces, {recorder.size_bytes} bytes")

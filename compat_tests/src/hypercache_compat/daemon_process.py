@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from .process_figures import peak_bytes
 from .raw_wire import RawConnection
 
 START_DEADLINE_S = 30.0
@@ -144,10 +145,7 @@ class DaemonProcess:
 
     def peak_memory_bytes(self) -> int:
         """The most resident memory that the process has had so far."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        raise DaemonFailed("the kernel reports no peak memory for the daemon")
+        return peak_bytes(self.pid)
 
     def _answers(self) -> bool:
         try:

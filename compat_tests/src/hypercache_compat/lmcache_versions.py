@@ -14,15 +14,6 @@ from .releases import (
 )
 from .scenario_process import ScenarioProcess
 
-__all__ = [
-    "LMCACHE_VERSIONS",
-    "connector_spec",
-    "files_spec",
-    "lmcache_environment",
-    "lmcache_process",
-    "raw_block_spec",
-]
-
 _RAW_BLOCK_HEADER_BYTES = 4096
 
 

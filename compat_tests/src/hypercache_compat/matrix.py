@@ -33,7 +33,8 @@ from .matrix_cells import (
 )
 from .matrix_clients import CONNECTOR_BEHAVIOURS, OLD_BEHAVIOURS, SEALING_BEHAVIOURS, ConnectorInCell
 from .matrix_table import document
-from .old_clients import OLD_CLIENT_VERSIONS, old_client
+from .old_clients import old_client
+from .releases import OLD_CLIENT_VERSIONS
 from .scenario_process import ScenarioProcess, running
 from .stopping import stoppable
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from .releases import OLD_CLIENT_VERSIONS, release_folder
+from .releases import release_folder
 from .scenario_process import ScenarioProcess
-
-__all__ = ["OLD_CLIENT_VERSIONS", "old_client"]
 
 
 def old_client(version: str) -> ScenarioProcess:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -61,12 +60,8 @@ class Recorder:
         capture.write(head_line(to))
         capture.flush()
 
-    def passage(self, number: int) -> _Recorded:
-        """What listens on one connection."""
-        return _Recorded(self, number)
-
     def note(self, number: int, side: str, data: bytes) -> None:
-        """Write one piece, before it is passed on: its answer comes later."""
+        """Write one piece; a relay's passage calls it (`relay.Noting`)."""
         with self._lock:
             at_s = time.monotonic() - self._began_s
             try:
@@ -78,13 +73,3 @@ class Recorder:
                 return
             self.count += 1
             self.size_bytes += len(data)
-
-
-@dataclass(frozen=True)
-class _Recorded:
-    recorder: Recorder
-    number: int
-
-    def passed(self, side: str, data: bytes) -> bytes:
-        self.recorder.note(self.number, side, data)
-        return data

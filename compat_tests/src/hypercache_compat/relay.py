@@ -43,6 +43,20 @@ class Passage(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Noting:
+    """A passage that changes nothing. `note` gets its number, side and bytes before they are passed on: else
+    the answer could be noted first."""
+
+    note: Callable[[int, str, bytes], object]
+    number: int
+
+    def passed(self, side: str, data: bytes) -> bytes:
+        """The same."""
+        self.note(self.number, side, data)
+        return data
+
+
 class Relay:
     """Listens at `path` and has a connection of its own to `target` for each client.
 

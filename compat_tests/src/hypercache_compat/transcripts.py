@@ -18,16 +18,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .daemon_process import DaemonProcess, running_daemon
 from .golden import FOLDER, freeze
-from .old_clients import OLD_CLIENT_VERSIONS, old_client
+from .old_clients import old_client
 from .payloads import MIB
 from .raw_wire import RawConnection
-from .relay import FROM_CLIENT, FROM_DAEMON, relaying
+from .relay import FROM_CLIENT, FROM_DAEMON, Noting, relaying
+from .releases import OLD_CLIENT_VERSIONS
 from .scenario_process import ScenarioProcess, running
 
 SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -71,14 +72,11 @@ class Turn(NamedTuple):
 
 
 class _Recorder:
-    """A relay's passages that note everything that passes, in one order."""
+    """Everything that passes on all connections, in one order."""
 
     def __init__(self) -> None:
         self.turns: list[tuple[int, str, bytes]] = []
         self._lock = threading.Lock()
-
-    def passage(self, number: int) -> _Recorded:
-        return _Recorded(self, number)
 
     def note(self, number: int, side: str, data: bytes) -> None:
         with self._lock:
@@ -87,22 +85,12 @@ class _Recorder:
             self.turns.append((number, side, data))
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    recorder: _Recorder
-    number: int
-
-    def passed(self, side: str, data: bytes) -> bytes:
-        self.recorder.note(self.number, side, data)  # before it is passed on, or the answer could be first
-        return data
-
-
 def record(client: ScenarioProcess, daemon: DaemonProcess, name: str) -> dict[str, Any]:
     """The conversation of `client` with `daemon` while it runs the scenario `name`."""
     scenario, arguments = SCENARIOS[name]
     recorder = _Recorder()
     path = str(daemon.folder / "r")
-    with relaying(path, daemon.socket_path, recorder.passage):
+    with relaying(path, daemon.socket_path, partial(Noting, recorder.note)):
         client.call(scenario, socket_path=path, **arguments)
     turns = [
         Turn(number, side, _placeless(daemon, side, data.decode())) for number, side, data in recorder.turns

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..altered_replies import ID, Altered, Fields, HangUp, OnReply
-from ..relay import FROM_CLIENT
+from ..altered_replies import ID, Altered, Fields, OnReply
+from ..relay import FROM_CLIENT, HangUp
 from .rules import (
     Change,
     Fault,

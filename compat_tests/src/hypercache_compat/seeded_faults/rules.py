@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..altered_replies import Altered, Fields, HangUp, OnReply, OnRequest
-from ..relay import Passage
+from ..altered_replies import Altered, Fields, OnReply, OnRequest
+from ..relay import HangUp, Passage
 
 Change = Callable[[Fields], Fields]
 

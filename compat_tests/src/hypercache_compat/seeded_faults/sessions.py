@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import msgpack
 
-from ..altered_replies import ID, Altered, Fields, HangUp, OnReply
-from ..relay import FROM_CLIENT, Passage
+from ..altered_replies import ID, Altered, Fields, OnReply
+from ..relay import FROM_CLIENT, HangUp, Passage
 from .rules import Fault, each_with, in_replies
 
 _HEADER = struct.Struct(">I")

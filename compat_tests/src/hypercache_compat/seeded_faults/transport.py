@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..altered_replies import Altered, Fields, HangUp, OnReply
-from ..relay import FROM_CLIENT, FROM_DAEMON, Passage
+from ..altered_replies import Altered, Fields, OnReply
+from ..relay import FROM_CLIENT, FROM_DAEMON, HangUp, Passage
 from .rules import (
     Fault,
     asked,
