@@ -109,6 +109,7 @@ def test_a_group_is_known_by_its_name() -> None:
         (["--device", "/dev/a"], ["--device needs --state-dir"]),
         ([*POOL, "--pool-size", "much"], ["--pool-size", "'much' is no size; write bytes, or words such as"]),
         ([*POOL, "--pool-size", "-5"], ["--pool-size"]),
+        ([*POOL, "--ram-size", "8"], ["--ram-size", "less than a block", "such as 8GiB"]),
         ([*POOL, "--ram-size=-1GiB"], ["--ram-size", "'-1GiB' is no size"]),
         ([*POOL, "--presence-table-size", "8 cats"], ["--presence-table-size", "'8 cats' is no size"]),
         ([*POOL, "--devices", "0"], ["--devices", "1"]),

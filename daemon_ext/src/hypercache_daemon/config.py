@@ -27,6 +27,7 @@ from pydantic import (
 from hypercache_protocol.fields import MIB
 from hypercache_protocol.versions import LATEST, RELEASED, WireVersion
 
+from .core.free_space import BLOCK_SIZE
 from .rights import Rules, rules, whole_prefix
 
 if sys.version_info >= (3, 11):
@@ -110,6 +111,13 @@ class Config(BaseModel):
         if value == "" or (isinstance(value, list) and "" in value):
             raise ValueError("is empty; give a value, or leave it out")
         return value
+
+    @field_validator("ram_size")
+    @classmethod
+    def _holds_something(cls, size: ByteSize) -> ByteSize:
+        if 0 < size < BLOCK_SIZE:
+            raise ValueError(f"is less than a block of {BLOCK_SIZE} bytes; write its unit, such as {size}GiB")
+        return size
 
     @field_validator("capacity")
     @classmethod
