@@ -35,7 +35,7 @@ from .identity import Identity
 from .ingest import Ingester
 from .removal import Remover, run_janitor
 from .scrub import Scrubber
-from .server import Server, bind, remove_socket, socket_inode
+from .server import Server, bind, remove_socket, socket_identity
 from .staging import Stager
 from .startup import Opened, open_all
 from .status import report
@@ -60,7 +60,7 @@ async def run(config: Config) -> None:
     with watched as signals, ExitStack() as held:
         # The socket comes first: where another daemon answers, its devices must not even be looked at.
         sock = held.enter_context(bind(config.socket, access))
-        held.callback(remove_socket, config.socket, socket_inode(config.socket))
+        held.callback(remove_socket, config.socket, socket_identity(config.socket))
         told_at = held.enter_context(_bound_metrics(config))
         opened = _opened(config, access)
         held.callback(opened.close)

@@ -268,15 +268,17 @@ class Server:
                 log.debug("a connection that was turned away did not wait for the reason")
 
 
-def socket_inode(path: Path) -> int:
-    """The inode of the socket that was bound at `path`."""
-    return path.lstat().st_ino
+def socket_identity(path: Path) -> tuple[int, int]:
+    """What tells the socket that was bound at `path` from all that are bound there later: its inode, and when
+    that was changed last (in ns). The number alone says nothing: many file systems give it to the next."""
+    state = path.lstat()
+    return state.st_ino, state.st_ctime_ns
 
 
-def remove_socket(path: Path, sock_inode: int) -> None:
+def remove_socket(path: Path, identity: tuple[int, int]) -> None:
     """Remove the socket file at the end, unless another daemon has put its own there by now."""
     try:
-        if path.lstat().st_ino == sock_inode:
+        if socket_identity(path) == identity:
             path.unlink()
     except FileNotFoundError:
         log.debug("the socket %s was gone already", path)

@@ -22,7 +22,7 @@ from hypercache_daemon.backend import Backend
 from hypercache_daemon.config import Config
 from hypercache_daemon.connection import DEFAULT_LIMITS, ConnectionLimits
 from hypercache_daemon.daemon import Parts, serve
-from hypercache_daemon.server import bind, remove_socket, socket_inode
+from hypercache_daemon.server import bind, remove_socket, socket_identity
 from hypercache_daemon.startup import open_all
 
 MIB = 1 << 20
@@ -178,9 +178,9 @@ async def running(
     config = config_for(folder, **settings)
     access = Access(config.gid())
     sock = bind(config.socket, access)
-    inode = socket_inode(config.socket)
+    identity = socket_identity(config.socket)
     with ExitStack() as held:
-        held.callback(remove_socket, config.socket, inode)
+        held.callback(remove_socket, config.socket, identity)
         held.callback(sock.close)
         opened = open_all(config, access, trio.current_time())
         held.callback(opened.close)
