@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Protocol
 
 from bench_host import BenchRun, Host
-from peers import KIB, MIB, Peer, Room, Spec
+from peers import Peer, Room, Spec
 from storages import Storage
 from traffic import SHARES, Traffic
 
 from hypercache_compat.lmcache_bench import BenchSize
+from hypercache_protocol.fields import KIB, MIB
 
 GIB = 1024 * MIB
 

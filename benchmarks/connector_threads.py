@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from peers import DEVICES, KIB, MIB, Room, hypercache
+from peers import DEVICES, Room, hypercache
 from report import row
 from storages import in_memory
 
 from hypercache_connector import HyperCacheConnector
 from hypercache_connector.config import Config
+from hypercache_protocol.fields import KIB, MIB
 
 BATCHES = 8
 WARM_UP = 2

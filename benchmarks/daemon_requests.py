@@ -39,11 +39,11 @@ from hypercache_protocol.batches import (
     StageMany,
 )
 from hypercache_protocol.codecs.msgpack_frames import decode_envelope, decode_reply, encode_request
+from hypercache_protocol.fields import MIB
 from hypercache_protocol.layout import U32, packed, packed_bits
 from hypercache_protocol.messages import Reply, Request
 from hypercache_protocol.versions import LATEST
 
-MIB = 1024 * 1024
 TOGETHER = 64
 BATCH_KEYS = 512
 IN_FLIGHT = 16

@@ -18,9 +18,6 @@ from storages import Storage
 from hypercache_compat.daemon_process import DaemonOptions, running_daemon
 from hypercache_compat.lmcache_versions import connector_spec, files_spec, raw_block_spec
 
-KIB = 1024
-MIB = 1024 * KIB
-
 Spec = Mapping[str, object]
 
 
@@ -66,18 +63,10 @@ def hypercache(device_count: int) -> Callable[[Room], AbstractContextManager[Spe
         with room.storage.devices(device_count, room.size_bytes) as devices:
             options = DaemonOptions(devices=devices, ram_size="0", extra=("--log-level", "warning"))
             with running_daemon(options) as daemon:
-                spec = connector_spec(daemon.socket_path, "benchmark/revision-1/bf16")
                 direct_io = "on" if room.storage.direct else "off"
-                params = {**_params(spec), "direct_io": direct_io}
-                yield {**spec, "adapter_params": params}
+                yield connector_spec(daemon.socket_path, "benchmark/revision-1/bf16", direct_io=direct_io)
 
     return ready
-
-
-def _params(spec: Spec) -> Mapping[str, object]:
-    params = spec["adapter_params"]
-    assert isinstance(params, Mapping)
-    return params
 
 
 def _raw_block(engine: str) -> Callable[[Room], AbstractContextManager[Spec]]:

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hypercache_compat.loop_devices import lacks_for_loop_devices, loop_device, mounted
+from hypercache_protocol.fields import MIB
 
 ROOT = Path(__file__).resolve().parent.parent
 RAM = Path("/dev/shm")
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Storage:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
             # A page of memory is only there once it was written: a virtual machine gets it from its host
             # then, which takes longer than what is measured here.
-            for _ in range(size_bytes // _MIB if self.in_memory else 0):
-                file.write(bytes(_MIB))
+            for _ in range(size_bytes // MIB if self.in_memory else 0):
+                file.write(bytes(MIB))
 
     @contextmanager
     def _fresh_folder(self) -> Iterator[Path]:
@@ -106,7 +106,7 @@ def _fresh(parent: Path) -> Iterator[Path]:
 
 
 def _rounded(size_bytes: int) -> int:
-    return -(-size_bytes // _MIB) * _MIB
+    return -(-size_bytes // MIB) * MIB
 
 
 def _takes_direct(folder: Path) -> bool:
