@@ -72,12 +72,11 @@ class Machine:
         return loop
 
     @contextmanager
-    def mounted(self, device: str, made: bool = False) -> Iterator[Path]:
-        if not made:
-            # Whole at once: else the kernel goes on with it by itself while it is mounted.
-            run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", device)
+    def mounted(self, device: str) -> Iterator[Path]:
+        run("mkfs.ext4", "-q", "-F", device)
         with tempfile.TemporaryDirectory(prefix="mnt", dir=self.folder) as point:
-            run("mount", device, point)
+            # Read-only: else the kernel goes on making the file system by itself while it is mounted.
+            run("mount", "-o", "ro", device, point)
             try:
                 yield Path(point)
             finally:
