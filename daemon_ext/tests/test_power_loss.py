@@ -9,7 +9,6 @@ back finds its blocks as their next owner left them.
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -226,6 +225,23 @@ def test_what_was_fetched_has_its_bytes_after_a_power_loss_or_is_a_miss(
         assert found["status"] == "MISS" or read_layout(found["chunk_layout"]) == NEW
 
 
+def test_what_was_stored_before_an_orderly_stop_has_its_bytes_after_a_power_loss(
+    machine: Machine, forks: Forks
+) -> None:
+    arguments = [
+        *("--pool-dir", str(machine.state / "pool"), "--pool-size", str(34 * MIB), "--devices", "2"),
+        *("--ram-size", "0"),
+    ]
+    daemon = forks.start(machine.folder, arguments)
+    with daemon.connect() as client:
+        store(client, "a", NEW)
+    assert daemon.stop() == 0
+    machine.lose_power()
+    as_after_another_boot(machine.state / "pool" / "catalog.sqlite")
+    with forks.start(machine.folder, arguments).connect() as client:
+        assert fetched(client, "a") == NEW
+
+
 # -- what never reached the devices ----------------------------------------------------------------------
 
 KINDS: dict[str, Message] = {
@@ -280,8 +296,7 @@ def test_what_nobody_can_verify_is_not_served_where_the_machine_went_down_under_
     if ends == "killed":
         daemon.kill()
     else:
-        os.kill(daemon.pid, signal.SIGTERM)
-        assert daemon.wait() == 0
+        assert daemon.stop() == 0
     if boots:
         as_after_another_boot(short_dir / "state" / "catalog.sqlite")
     for _ in range(2):  # for good

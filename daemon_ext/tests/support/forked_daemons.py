@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -103,6 +105,10 @@ class ForkedDaemon:
 
     def kill(self) -> int:
         self._process.kill()
+        return self.wait()
+
+    def stop(self) -> int:
+        os.kill(self.pid, signal.SIGTERM)
         return self.wait()
 
     def ended(self) -> bool:
