@@ -1,14 +1,7 @@
-"""A client in a process that forks: parent and child have nothing of each other's, whenever the fork comes.
-
-Each program has the path of the daemon's socket for its argument, and fails where an assertion in it does.
-"""
-
-import subprocess
-import sys
+"""A client in a process that forks: parent and child have nothing of each other's, whenever it forks."""
 
 from asking import hit
-
-DEADLINE_S = 30.0
+from forking import numbered, run_forking
 
 _FORKING = """
 import os, sys
@@ -28,9 +21,10 @@ assert size(client, "parent") == 1
 """
 
 
-def test_a_forked_child_never_shares_its_parents_connection(scripted) -> None:
+@numbered
+def test_a_forked_child_never_shares_its_parents_connection(scripted, numbers: str) -> None:
     scripted.objects = {"parent": hit(1), "child": hit(2)}
-    subprocess.run([sys.executable, "-c", _FORKING, scripted.socket_path], check=True, timeout=DEADLINE_S)
+    run_forking(_FORKING, scripted.socket_path, numbers)
     assert scripted.connections_accepted == 2  # the parent's, kept, and one of the child's own
 
 
@@ -68,9 +62,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_no_thread_of_a_forked_child_closes_the_connection_of_another(scripted) -> None:
-    subprocess.run(
-        [sys.executable, "-c", _TWO_THREADS_OF_A_CHILD, scripted.socket_path], check=True, timeout=DEADLINE_S
-    )
+    run_forking(_TWO_THREADS_OF_A_CHILD, scripted.socket_path)
 
 
 _CLOSING_CHILD = """
@@ -91,9 +83,7 @@ assert connection.is_out_of_step()
 
 
 def test_a_forked_child_that_closes_breaks_off_nothing_of_its_parents(scripted) -> None:
-    subprocess.run(
-        [sys.executable, "-c", _CLOSING_CHILD, scripted.socket_path], check=True, timeout=DEADLINE_S
-    )
+    run_forking(_CLOSING_CHILD, scripted.socket_path)
 
 
 _FORKED_WHILE_ANNOUNCED = """
@@ -123,6 +113,4 @@ finally:
 
 
 def test_a_child_that_is_forked_while_a_new_instance_is_announced_can_ask(scripted) -> None:
-    subprocess.run(
-        [sys.executable, "-c", _FORKED_WHILE_ANNOUNCED, scripted.socket_path], check=True, timeout=DEADLINE_S
-    )
+    run_forking(_FORKED_WHILE_ANNOUNCED, scripted.socket_path)

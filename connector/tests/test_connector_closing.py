@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from forking import numbered, run_forking
 
 from hypercache_compat.waiting import wait_until
 from hypercache_connector import HyperCacheConnector
@@ -386,5 +387,6 @@ connector.close()
 """
 
 
-def test_a_forked_child_is_told_to_make_its_own_and_leaves_its_parents_alone(scripted) -> None:
-    subprocess.run([sys.executable, "-c", _FORKING, scripted.socket_path], check=True, timeout=DEADLINE_S)
+@numbered
+def test_a_forked_child_is_told_to_make_its_own_and_leaves_its_parents_alone(scripted, numbers: str) -> None:
+    run_forking(_FORKING, scripted.socket_path, numbers)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import select
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from forking import numbered, run_forking
 
 from hypercache_compat.waiting import wait_until
 from hypercache_connector.lookup_lane import MOST_KEYS
@@ -384,5 +383,6 @@ connector.close()
 """
 
 
-def test_a_forked_child_leaves_its_parent_s_lane_alone(scripted2) -> None:
-    subprocess.run([sys.executable, "-c", _FORKING, scripted2.socket_path], check=True, timeout=DEADLINE_S)
+@numbered
+def test_a_forked_child_leaves_its_parent_s_lane_alone(scripted2, numbers: str) -> None:
+    run_forking(_FORKING, scripted2.socket_path, numbers)

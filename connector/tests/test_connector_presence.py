@@ -443,7 +443,7 @@ def test_another_process_looks_nothing_up(daemon, connect, monkeypatch: pytest.M
     driver = with_table(stored_half(connect(daemon.socket_path)))
     waiting = driver.connector.submit_batch_exists(KEYS)
     with monkeypatch.context() as in_child:
-        in_child.setattr(driver.connector._lane, "_process_id", 0)
+        in_child.setattr(driver.connector._lane, "_process", None)
         assert driver.connector._lane.look_up() == []
     assert driver.wait(waiting).result_bools == HALF
 

@@ -7,8 +7,6 @@ import hashlib
 import mmap
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -20,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forking import numbered, run_forking
 
 from hypercache_compat.waiting import wait_until
 from hypercache_connector import ConfigError, KVStore, direct_io, kv_store
@@ -670,8 +669,9 @@ store.close()
 """
 
 
-def test_a_forked_child_is_told_to_make_its_own(scripted) -> None:
-    subprocess.run([sys.executable, "-c", _FORKING, scripted.socket_path], check=True, timeout=30)
+@numbered
+def test_a_forked_child_is_told_to_make_its_own(scripted, numbers: str) -> None:
+    run_forking(_FORKING, scripted.socket_path, numbers)
 
 
 def test_no_device_stays_open(scripted) -> None:

@@ -35,6 +35,7 @@ from .connection import Connection, DeadBeforeSending
 from .greeting import what_is_missing
 from .layouts import Answer
 from .outcomes import DaemonUnavailable, Outcome, logger
+from .processes import this_process
 
 _T = TypeVar("_T")
 
@@ -89,7 +90,7 @@ class Client(Actions):
         self._busy: WeakSet[Connection] = WeakSet()
         self._closed = threading.Event()
         self._probing: threading.Thread | None = None
-        self._process_id = os.getpid()
+        self._process = this_process()
         self._wire: WireVersion | None = None
         self._ignored = Counter(unknown_fields=0, dropped_replies=0)  # on connections that are closed
         self.instance_id: str | None = None
@@ -339,15 +340,15 @@ class Client(Actions):
 
     def _drop_connections_of_parent_process(self) -> None:
         # After a fork both processes would read each other's replies from one socket.
-        if self._process_id == os.getpid():
+        if self._process == this_process():
             return
         with self._lock:
-            if self._process_id == os.getpid():  # another thread was first, and has connections by now
+            if self._process == this_process():  # another thread was first, and has connections by now
                 return
             inherited, self._idle = self._idle + list(self._busy), []
             self._busy = WeakSet()
             self._announcing = threading.RLock()  # a thread may have had it that the child doesn't have
-            self._process_id = os.getpid()
+            self._process = this_process()
             self._probing = None
         for connection in inherited:
             connection.close()

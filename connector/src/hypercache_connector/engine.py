@@ -8,7 +8,6 @@ Rules:
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from .config import EngineConfig
 from .devices import Devices
 from .layouts import Answer, Chunk
 from .outcomes import Counters, DaemonUnavailable, Outcome, ThrottledLog, logger, tally
+from .processes import Process, this_process
 from .workers import ChunkWorkers, join_all
 from .write_gate import WriteGate
 
@@ -68,13 +68,13 @@ class Engine:
     write_through: bool = False
     seals: bool = False
     offers_seals: bool = True
-    process_id: int = field(default_factory=os.getpid)
+    process: Process = field(default_factory=this_process)
 
     @property
     def is_at_home(self) -> bool:
         """Whether this is the process that made it: a forked child has none of its threads, and a lock that
         one of them held will never be released there."""
-        return self.process_id == os.getpid()
+        return self.process == this_process()
 
     @property
     def load_needs(self) -> frozenset[str]:
@@ -167,8 +167,8 @@ def require_home(engine: Engine, what: str) -> None:
     """
     if not engine.is_at_home:
         raise RuntimeError(
-            f"this {what} was made by process {engine.process_id}, and its threads are there: make one in "
-            "each forked child"
+            f"this {what} was made by process {engine.process.number}, and its threads are there: make one "
+            "in each forked child"
         )
 
 

@@ -21,7 +21,6 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import threading
 import time
@@ -38,6 +37,7 @@ from .engine import Engine, count_tallied
 from .keys import UriMapping
 from .outcomes import DaemonUnavailable, Outcome, logger, tally
 from .presence import PresenceTable, Seen, UnusableTable
+from .processes import this_process
 
 
 class Lookup(Protocol):
@@ -105,7 +105,7 @@ class LookupLane(Generic[T]):
         self._unsent = bytearray()
         self._waiting: dict[int, _Waiting[T]] = {}  # by request id, oldest first
         self._closed = threading.Event()
-        self._process_id = os.getpid()
+        self._process = this_process()
         # From the start: were there no thread to be had later, what is late would never be told.
         self.watch = threading.Thread(target=self._watch, name="hypercache-lane", daemon=True)
         """The thread that sees what is late."""
@@ -347,7 +347,7 @@ class LookupLane(Generic[T]):
 
     def _is_at_home(self) -> bool:
         """Whether this is the process that made the lane."""
-        return self._process_id == os.getpid()
+        return self._process == this_process()
 
     def _watch(self) -> None:
         while not self._closed.wait(self._timeout_s / _LOOKS_PER_TIMEOUT):
