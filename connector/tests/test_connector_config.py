@@ -30,7 +30,7 @@ GOOD: dict[str, Any] = {"namespace": "n", "socket_path": "/nowhere/s"}
         ({"namespace": None}, "'namespace' is wrong"),
         ({"namespace": ""}, "must be 1 to 512 bytes long, not 0"),
         ({"namespace": "x" * 513}, "must be 1 to 512 bytes long, not 513"),
-        ({"tiem_out": 1}, "unknown parameter 'tiem_out': remove it or correct its name; known are close"),
+        ({"tiem_out": 1}, "unknown parameter 'tiem_out': remove it or correct its name; known are batch"),
         ({"timeout_s": 0}, "'timeout_s' is wrong: Input should be greater than 0"),
         ({"timeout_s": "5"}, "'timeout_s' is wrong"),
         ({"timeout_s": float("nan")}, "'timeout_s' is wrong"),

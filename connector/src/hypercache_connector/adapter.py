@@ -8,12 +8,15 @@ Rules (LMCache's side of each is in README.md):
 4. After `close` returned nothing touches a caller's buffer.
 5. The descriptor that LMCache polls is an epoll of the eventfd and of the lookup lane's connection.
 6. A forked child is refused: the threads are its parent's, and so are the signals on the descriptor.
+7. No chunk of a batch begins once the batch's time is up, wherever it waited: LMCache's locks on its buffers
+   end, and they may be other chunks'. What was stored from such memory would be taken for right ever after.
 """
 
 from __future__ import annotations
 
 import select
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -49,12 +52,13 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One submitted batch."""
+    """One submitted batch; from `late_at` on (monotonic) its buffers may be somebody else's."""
 
     kind: Kind
     future_id: int
     keys: list[str]
     sources: list[object]
+    late_at: float
 
 
 _Transfer = Callable[[Engine, Sequence[str], Sequence[Buffer]], list[Outcome]]
@@ -75,6 +79,7 @@ class HyperCacheConnector:
         settings = configuration.parse(adapter_params)
         check_start(settings)
         self._mapping = UriMapping(settings.namespace)
+        self._batch_timeout_s = settings.batch_timeout_s
         self._queues: dict[Kind, TaskQueue[Operation]] = {}
         with ExitStack() as begun:  # which ends again where there is no thread or descriptor for the rest
             self._completions = Completions()
@@ -186,7 +191,7 @@ class HyperCacheConnector:
     def _begun(self, kind: Kind, keys: Sequence[str], sources: Sequence[object] = ()) -> Operation:
         require_home(self._engine, "connector")
         future_id = self._completions.begin(None if kind is Kind.SET else len(keys))
-        return Operation(kind, future_id, list(keys), list(sources))
+        return Operation(kind, future_id, list(keys), list(sources), time.monotonic() + self._batch_timeout_s)
 
     def _enqueue(self, operation: Operation) -> None:
         if not self._queues[operation.kind].offer(operation):
@@ -221,6 +226,10 @@ class HyperCacheConnector:
                 assert_never(operation.kind)
 
     def _transferred(self, transfer: _Transfer, operation: Operation, *, writable: bool) -> list[Outcome]:
+        if time.monotonic() >= operation.late_at:  # there is no use in asking the daemon
+            late = [Outcome.TRANSFER_LATE] * len(operation.keys)
+            count(self._engine, f"{operation.kind.value}s", late)
+            return late
         outcomes = [Outcome.BAD_BUFFER] * len(operation.keys)
         buffers = [self._usable(source, writable) for source in operation.sources]
         usable = [
@@ -229,7 +238,8 @@ class HyperCacheConnector:
             if buffer is not None
         ]
         uris = self._mapping.uris([key for _, key, _ in usable])
-        results = transfer(self._engine, uris, [buffer for *_, buffer in usable])
+        engine = replace(self._engine, late_at=operation.late_at)
+        results = transfer(engine, uris, [buffer for *_, buffer in usable])
         for (index, *_), outcome in zip(usable, results, strict=True):
             outcomes[index] = outcome
         if unusable := len(buffers) - len(usable):

@@ -108,6 +108,7 @@ class Config(EngineConfig):
     load_threads: Threads = 8
     store_threads: Threads = 8
     queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    batch_timeout_s: Seconds = 240.0
 
     @field_validator("namespace")
     @classmethod

@@ -8,6 +8,7 @@ Rules:
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ _ERRORS = {
 class Engine:
     """What the operations work with, and how they store: in which `tier`, `pinned` or not, to the backend
     too (`write_through`) or local-only. `seals` is the mode in which a daemon without checksums is used, and
-    `offers_seals` whether it could be turned on."""
+    `offers_seals` whether it could be turned on. No chunk begins after `late_at` (monotonic)."""
 
     client: Client
     devices: Devices
@@ -68,6 +69,7 @@ class Engine:
     write_through: bool = False
     seals: bool = False
     offers_seals: bool = True
+    late_at: float = math.inf
     process: Process = field(default_factory=this_process)
 
     @property

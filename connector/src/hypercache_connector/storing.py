@@ -114,7 +114,7 @@ def _rounds(writes: Sequence[_Write]) -> Iterator[list[_Write]]:
 
 
 def _store_distinct(engine: Engine, writes: Sequence[_Write]) -> None:
-    deadline = time.monotonic() + engine.transfer_timeout_s
+    deadline = min(time.monotonic() + engine.transfer_timeout_s, engine.late_at)
     if engine.overwrite or not _stage_absent(engine, writes):
         if not engine.overwrite:
             _look(engine, writes)
