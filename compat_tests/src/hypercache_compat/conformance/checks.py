@@ -24,6 +24,9 @@ from hypercache_protocol.versions import WIRE_1_0, WIRE_2_0, WireVersion
 
 from .shell import Connection, Exchange, expect
 
+BLOCK_BYTES = 4096
+"""What is written at once by clients that write past the page cache."""
+
 ODD_SIZE = 2 * CHUNK_SIZE + MIB + 1920
 """Bytes of an object of three chunks, the last one of an odd length."""
 
@@ -170,16 +173,26 @@ def check_layout(action: str, chunks: Sequence[ChunkLocation], size_bytes: int) 
 
 
 def check_apart(action: str, chunks: Sequence[ChunkLocation]) -> None:
-    """Nothing where no two chunks share a byte.
+    """Nothing where no two chunks share a byte, nor what a client may fill up with zeros behind one.
 
     Raises:
         CheckFailed: two do.
     """
     spans = sorted((chunk.device, chunk.offset, chunk.offset + chunk.length) for chunk in chunks)
-    for (device, _, end), (next_device, start, _) in pairwise(spans):
+    for (device, offset, end), (next_device, start, _) in pairwise(spans):
+        if device != next_device:
+            continue
+        expect(end <= start, f"{action}: two chunks share bytes of {device} at {start}")
         expect(
-            device != next_device or end <= start, f"{action}: two chunks share bytes of {device} at {start}"
+            _written_up_to(offset, end) <= start,
+            f"{action}: a chunk that ends at {end} of {device} and one that begins at {start} share the "
+            f"{BLOCK_BYTES} bytes that some clients write at once",
         )
+
+
+def _written_up_to(offset: int, end: int) -> int:
+    """Where a write of these bytes ends: who writes past the page cache fills the last block with zeros."""
+    return end if offset % BLOCK_BYTES else -(-end // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def places(chunks: Sequence[ChunkLocation]) -> list[tuple[str, int, int]]:

@@ -50,6 +50,24 @@ def _same_blocks() -> OnReply:
     return rule
 
 
+def _packed() -> OnReply:
+    """The second object begins in the block that the first one ends in, without a byte in common."""
+    begun: list[Fields] = []
+
+    def rule(_: Fields, reply: Fields) -> Fields:
+        layout = reply.get("chunk_layout")
+        if reply.get("status") != "WRITESTAGED" or not layout:
+            return reply
+        begun.append(layout[0])
+        if len(begun) != 2:
+            return reply
+        first = begun[0]
+        place = {"device": first["device"], "offset": first["offset"] + 512}
+        return {**reply, "chunk_layout": [{**layout[0], **place}, *layout[1:]]}
+
+    return rule
+
+
 class _OwnWritesOnly(Altered):
     """Knows a staged write on the connection that staged it, and on no other."""
 
@@ -99,6 +117,7 @@ FAULTS: dict[str, Fault] = {
     "chunks lie on each other": in_replies(
         "write.layouts-add-up", "share bytes", when("WRITESTAGED", chunks(_on_top))
     ),
+    "objects share a block": in_replies_anew("write.layouts-add-up", "share the 4096 bytes", _packed),
     "a chunk is too long": in_replies(
         "write.layouts-add-up",
         "4194304",
