@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 from hypercache_protocol.fields import CHUNK_SIZE, MIB, Tier
 from hypercache_protocol.messages import (
@@ -166,6 +167,24 @@ def tier_words(bench: Bench) -> None:
         expect(tiers <= {tier.value for tier in Tier}, f"a chunk is in the tier {tiers}")
 
 
+def ram_files(bench: Bench) -> None:
+    """Each chunk of the tier ram is a file of its own, which is there before its client writes."""
+    connection = bench.connect()
+    chunks: list[ChunkLocation] = []
+    for number in range(2):
+        uri = bench.uri(f"ram-{number}")
+        request = StageWrite(uri=uri, size_bytes=CHUNK_SIZE + 1, tier=Tier.RAM, auto_flush_s3=False)
+        chunks += connection.get(request, StagedReply).chunk_layout
+    files = [Path(chunk.device) for chunk in chunks if chunk.tier is Tier.RAM]
+    if not files:
+        raise NotOffered("the daemon puts what is for the tier ram elsewhere")
+    expect(len(set(files)) == len(files), f"two chunks of the tier ram share a file: {files}")
+    expect(not any(chunk.offset for chunk in chunks if chunk.tier is Tier.RAM), "a RAM chunk has an offset")
+    for file in files:
+        expect(file.suffix == ".shm", f"the RAM file {file} does not end in .shm")
+        expect(file.is_file() or not file.parent.is_dir(), f"the RAM file {file} is not there")
+
+
 def bytes_come_back(bench: Bench) -> None:
     """What is written where the layout says is read where locate says, and has the sha256 it was given."""
     connection, uri = bench.connect(), bench.uri("bytes")
@@ -269,6 +288,13 @@ CHECKS = (
         "A write that cannot fit is not refused: clients hang, or write past the end.",
     ),
     Check("write.tier-words", tier_words, "Clients that ask for the RAM tier (the KV store of 0.9) fail."),
+    Check(
+        "write.ram-files",
+        ram_files,
+        "Clients of 0.9 empty a RAM file before they write it, so what shares it is lost; those that create "
+        "nothing cannot write; and a file of any other name they keep open for ever.",
+        required=False,
+    ),
     Check(
         "write.bytes-come-back",
         bytes_come_back,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..altered_replies import Altered, Fields, OnReply
 from .rules import (
     Fault,
@@ -110,6 +112,11 @@ def _elsewhere(all_: list[Fields]) -> list[Fields]:
     return [{**chunk, "offset": chunk["offset"] + 4096} for chunk in all_]
 
 
+def _ending(ending: str) -> Callable[[list[Fields]], list[Fields]]:
+    """Files have names with another ending."""
+    return lambda all_: [{**each, "device": each["device"].removesuffix(".shm") + ending} for each in all_]
+
+
 FAULTS: dict[str, Fault] = {
     "a chunk is dropped while staging": in_replies(
         "write.layouts-add-up", "were asked for", when("WRITESTAGED", chunks(lambda all_: all_[:-1]))
@@ -148,6 +155,17 @@ FAULTS: dict[str, Fault] = {
         "write.no-space", "WRITESTAGED", asked("stage_write", _cut_to_fit)
     ),
     "tiers are told apart by case": in_requests("write.tier-words", "tier 'NVME'", _small_letters_only),
+    "RAM chunks share a file": in_replies(
+        "write.ram-files",
+        "share a file",
+        when("WRITESTAGED", chunks(lambda all_: [{**each, "device": all_[0]["device"]} for each in all_])),
+    ),
+    "RAM files are for the client to make": in_replies(
+        "write.ram-files", "is not there", when("WRITESTAGED", chunks(_ending(".new.shm")))
+    ),
+    "RAM files have any name": in_replies(
+        "write.ram-files", "does not end in .shm", when("WRITESTAGED", chunks(_ending(".bin")))
+    ),
     "locate names other blocks": in_replies(
         "write.bytes-come-back", "other bytes came back", when("HIT", chunks(_elsewhere))
     ),
