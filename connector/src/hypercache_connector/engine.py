@@ -169,7 +169,7 @@ def require_home(engine: Engine, what: str) -> None:
     """
     if not engine.is_at_home:
         raise RuntimeError(
-            f"this {what} was made by process {engine.process.number}, and its threads are there: make one "
+            f"this {what} was made by process {engine.process[0]}, and its threads are there: make one "
             "in each forked child"
         )
 

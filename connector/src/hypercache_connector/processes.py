@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import TypeAlias
+
+Process: TypeAlias = tuple[int, int]
+"""The number of a process, and how many forks lie between it and the one that began this program.
+
+The number alone is not enough: the first process of a container may have a child that is the first one of
+another namespace. Nor are the forks: what forks without Python is not counted. (A plain tuple, since each call
+of LMCache's asks.)
+"""
 
 _forks = 0
 
 
-class Process(NamedTuple):
-    """One process: its number, and how many forks lie between it and the one that began this program.
-
-    The number alone is not enough: the first process of a container may have a child that is the first one of
-    another namespace. Nor are the forks: what forks without Python is not counted.
-    """
-
-    number: int
-    forks: int
-
-
 def this_process() -> Process:
     """The one that asks."""
-    return Process(os.getpid(), _forks)
+    return os.getpid(), _forks
 
 
 def _count_fork() -> None:
