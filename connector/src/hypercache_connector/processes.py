@@ -9,8 +9,8 @@ Process: TypeAlias = tuple[int, int]
 """The number of a process, and how many forks lie between it and the one that began this program.
 
 The number alone is not enough: the first process of a container may have a child that is the first one of
-another namespace. Nor are the forks: what forks without Python is not counted. (A plain tuple, since each call
-of LMCache's asks.)
+another namespace. Nor are the forks: what forks without Python is not counted. (A plain tuple, since each
+call of LMCache's asks.)
 """
 
 _forks = 0
