@@ -284,6 +284,22 @@ def test_nobody_hears_of_a_new_instance_before_it_was_announced(scripted, make: 
     assert early == [False]
 
 
+def test_an_instance_whose_announcement_failed_is_announced_again(scripted, make: MakeClient) -> None:
+    order: list[str] = []
+
+    def announce() -> None:
+        order.append("announced")
+        if order == ["announced"]:
+            raise LookupError("nothing was dropped")
+
+    client = make(on_new_instance=announce)
+    with pytest.raises(LookupError):
+        client.exchange(locates(1))
+    client.exchange(locates(1))
+    order.append("replied")
+    assert order == ["announced", "announced", "replied"]
+
+
 def test_whoever_announces_a_new_instance_may_ask_it(scripted, make: MakeClient) -> None:
     answers: list[Reply] = []
     client = make(on_new_instance=lambda: answers.extend(client.exchange([Ping()])))

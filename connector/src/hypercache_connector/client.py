@@ -336,7 +336,11 @@ class Client(Actions):
                 known, self.instance_id = self.instance_id, connection.instance_id
                 self.features, self._wire = connection.features, connection.wire
             if known is None or known != connection.instance_id:
-                self._on_new_instance()
+                try:
+                    self._on_new_instance()
+                except BaseException:  # Ctrl-C too: then whoever comes next announces it
+                    self.instance_id = known
+                    raise
 
     def _drop_connections_of_parent_process(self) -> None:
         # After a fork both processes would read each other's replies from one socket.
