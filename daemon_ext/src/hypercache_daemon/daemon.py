@@ -155,8 +155,7 @@ async def serve(
             task_status.started(parts)
             await parts.server.serve(sock, stop, config.shutdown_grace_s)
             background.cancel_scope.cancel()
-        descriptors = [device.fd for device in opened.pool.devices if device.fd is not None]
-        if await outages.reached_the_devices(descriptors):
+        if await outages.reached_the_devices(parts.store.descriptors.values()):
             opened.catalog.post([outages.ended()])
         last.cancel_scope.cancel()
     log.info("stopped")
