@@ -83,6 +83,10 @@ class Engine:
         """What a daemon must have for its objects to be verifiable; a seal needs nothing of it."""
         return ANY_DAEMON if self.seals else LOAD_NEEDS
 
+    def deadline(self, begun_s: float) -> float:
+        """When chunks of a batch that was begun then may begin no more (both monotonic)."""
+        return min(begun_s + self.transfer_timeout_s, self.late_at)
+
 
 # -- the beginning and the end ----------------------------------------------------------------------------
 

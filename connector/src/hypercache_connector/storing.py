@@ -114,7 +114,7 @@ def _rounds(writes: Sequence[_Write]) -> Iterator[list[_Write]]:
 
 
 def _store_distinct(engine: Engine, writes: Sequence[_Write]) -> None:
-    deadline = min(time.monotonic() + engine.transfer_timeout_s, engine.late_at)
+    deadline = engine.deadline(time.monotonic())
     if engine.overwrite or not _stage_absent(engine, writes):
         if not engine.overwrite:
             _look(engine, writes)

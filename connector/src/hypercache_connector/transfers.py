@@ -85,7 +85,7 @@ def load_located(
         take: takes what was verified out of the buffer with that index, before it is counted as OK, and gives
             OK or why that failed.
     """
-    deadline = min(time.monotonic() + engine.transfer_timeout_s, engine.late_at)
+    deadline = engine.deadline(time.monotonic())
     doubts = [
         doubt_about_object(hit, uri, buffer.size_bytes, seals=engine.seals)
         for uri, hit, buffer in zip(uris, hits, buffers, strict=True)
