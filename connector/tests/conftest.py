@@ -16,7 +16,7 @@ import pytest
 
 from hypercache_compat.daemon_process import started_by
 from hypercache_compat.forked import fork_daemon
-from hypercache_connector import Client, HyperCacheConnector
+from hypercache_connector import Client, HyperCacheConnector, adapter, storing, transfers
 from hypercache_protocol.versions import LATEST
 
 # Test files are imported one by one, so what they share needs a place on the path, and so have the suites
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from asking import MakeClient
+from deadline_clock import DeadlineClock
 from frame_relay import FrameRelay
 from lmcache_driver import Driver
 from scripted_daemon import ScriptedDaemon
@@ -63,6 +64,15 @@ def scripted2(folder: Path) -> Iterator[ScriptedDaemon]:
     yield daemon
     daemon.thaw()
     daemon.stop()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> DeadlineClock:
+    """The time by which loads and stores are late."""
+    made = DeadlineClock(monkeypatch)
+    for module in (adapter, storing, transfers):
+        monkeypatch.setattr(module, "time", made)
+    return made
 
 
 @pytest.fixture

@@ -5,27 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 
 import pytest
+from deadline_clock import DeadlineClock
 from keyed_buffers import empty, payloads, uri
 from lmcache_driver import DEADLINE_S, Driver
 
-from hypercache_connector import adapter, storing, transfers
 from hypercache_connector.runs import RUN_BYTES
 
 LMCACHES_READ_TTL_S = 300
 SIZE = 4096
-
-
-class Clock:
-    """The time of the connector's deadlines, which stands still until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
 
 
 class Device:
@@ -39,14 +28,6 @@ class Device:
         self.reached.set()
         assert self.opened.wait(DEADLINE_S)
         return self._move(descriptor, pieces, offset)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    for module in (adapter, storing, transfers):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=made.monotonic), raising=False)
-    return made
 
 
 @pytest.fixture
@@ -68,7 +49,7 @@ def busy(
 
 @pytest.mark.parametrize("busy", ["pwritev"], indirect=True)
 def test_a_store_that_waited_until_its_memory_is_another_chunk_s_stores_nothing(
-    scripted, clock: Clock, busy: tuple[Driver, Device]
+    scripted, clock: DeadlineClock, busy: tuple[Driver, Device]
 ) -> None:
     driver, device = busy
     memory = bytearray(b"m" * SIZE)
@@ -83,7 +64,7 @@ def test_a_store_that_waited_until_its_memory_is_another_chunk_s_stores_nothing(
 
 @pytest.mark.parametrize("busy", ["preadv"], indirect=True)
 def test_a_load_that_waited_until_its_memory_is_another_chunk_s_writes_nothing_there(
-    clock: Clock, busy: tuple[Driver, Device]
+    clock: DeadlineClock, busy: tuple[Driver, Device]
 ) -> None:
     driver, device = busy
     memory = bytearray(SIZE)
@@ -98,21 +79,14 @@ def test_a_load_that_waited_until_its_memory_is_another_chunk_s_writes_nothing_t
 
 @pytest.mark.parametrize("move", ["pwritev", "preadv"])
 def test_a_batch_that_was_begun_in_time_begins_no_chunk_once_its_time_is_up(
-    scripted, connect, clock: Clock, monkeypatch: pytest.MonkeyPatch, move: str
+    scripted, connect, clock: DeadlineClock, move: str
 ) -> None:
     driver = connect(scripted.socket_path, transfer_timeout_s=3600, read_workers=1, write_workers=1)
     scripted.chunk_bytes = RUN_BYTES  # so that each moves alone
     memory = empty([8 * RUN_BYTES])
     if move == "preadv":
         assert driver.store(["k"], payloads([8 * RUN_BYTES])).ok
-    moved, real = [], getattr(os, move)
-
-    def slow(descriptor: int, pieces: list[memoryview], offset: int) -> int:
-        moved.append(offset)
-        clock.now_s += LMCACHES_READ_TTL_S
-        return real(descriptor, pieces, offset)
-
-    monkeypatch.setattr(os, move, slow)
+    moved = clock.slow_down(move, LMCACHES_READ_TTL_S)
     submit = driver.connector.submit_batch_get if move == "preadv" else driver.connector.submit_batch_set
     assert driver.wait(submit(["k"], memory)).error == "transfer_late: 1"
     assert len(moved) <= 2  # its one thread, and the one that waits for it

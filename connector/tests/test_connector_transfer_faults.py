@@ -5,13 +5,12 @@ import os
 import threading
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from deadline_clock import DeadlineClock
 from keyed_buffers import MIB, empty, keys_for, path_of, payloads, uri, with_chunks
 
 from hypercache_compat.waiting import wait_until
-from hypercache_connector import storing, transfers
 from hypercache_connector.direct_io import own_pages
 from hypercache_protocol import ErrorCode, SyncStatus
 from hypercache_protocol.messages import (
@@ -102,20 +101,12 @@ def test_a_read_that_fails_is_that_key_s_miss_alone(
 
 
 def test_chunks_that_have_not_begun_when_time_is_up_are_given_up(
-    scripted, connect, monkeypatch: pytest.MonkeyPatch
+    scripted, connect, clock: DeadlineClock
 ) -> None:
     driver = connect(scripted.socket_path, transfer_timeout_s=30, read_workers=1)
     scripted.chunk_bytes = 4096
     driver.store(["k"], payloads([40 * 4096]))
-    now, read, real = [0.0], [], os.preadv
-
-    def slow(descriptor: int, pieces: list[memoryview], offset: int) -> int:
-        read.append(offset)
-        now[0] += 31
-        return real(descriptor, pieces, offset)
-
-    monkeypatch.setattr(os, "preadv", slow)
-    monkeypatch.setattr(transfers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    read = clock.slow_down("preadv", 31)
     assert driver.load(["k"], empty([40 * 4096])) == [False]
     assert len(read) <= 2  # its one thread, and the one that waits for it
     assert driver.count("loads", "transfer_late") == 1
@@ -123,19 +114,11 @@ def test_chunks_that_have_not_begun_when_time_is_up_are_given_up(
 
 
 def test_chunks_of_a_store_that_have_not_begun_when_time_is_up_are_given_up_too(
-    scripted, connect, monkeypatch: pytest.MonkeyPatch
+    scripted, connect, clock: DeadlineClock
 ) -> None:
     driver = connect(scripted.socket_path, transfer_timeout_s=30, write_workers=1)
     scripted.chunk_bytes = 4096
-    now, written, real = [0.0], [], os.pwritev
-
-    def slow(descriptor: int, pieces: list[memoryview], offset: int) -> int:
-        written.append(offset)
-        now[0] += 31
-        return real(descriptor, pieces, offset)
-
-    monkeypatch.setattr(os, "pwritev", slow)
-    monkeypatch.setattr(storing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    written = clock.slow_down("pwritev", 31)
     unaligned = memoryview(own_pages(40 * 4096 + 1))[1:]
     assert driver.store(["k"], [unaligned]).error == "transfer_late: 1"
     assert len(written) <= 2  # its one thread, and the one that waits for it
