@@ -119,7 +119,7 @@ def test_an_array_that_the_new_store_put_is_an_old_client_s_tensor(
 @pytest.mark.parametrize("named", [{}, {"model_id": "org/möbel"}, {"model_id": "m", "layer_idx": 0}])
 def test_both_make_the_same_key_of_a_prefix(old: ScenarioProcess, named: dict[str, object]) -> None:
     for tokens in ([], [1], [5, 0, 128_000]):
-        key = KVStore.compute_prefix_hash(tokens, **named)  # type: ignore[arg-type]
+        key = KVStore.compute_prefix_hash(tokens, **named)
         assert old.call("kv_blocks.prefix_hash", token_ids=tokens, **named) == key
 
 

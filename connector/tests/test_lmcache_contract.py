@@ -263,7 +263,7 @@ def test_every_task_completes_once(scripted, over: LMCache) -> None:
         seen.extend(completion.future_id for completion in taken)
         return taken
 
-    over.connector.drain_completions = noting  # type: ignore[method-assign]
+    over.connector.drain_completions = noting
     tasks = [over.adapter.submit_lookup_and_lock_task([key("a")], {}) for _ in range(100)]
     wait_until(lambda: not over.adapter._pending_ops)
     results = [over.adapter.query_lookup_and_lock_result(task) for task in tasks]

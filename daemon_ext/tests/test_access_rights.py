@@ -83,7 +83,7 @@ def test_nobody_is_guessed(word: str, sentence: str) -> None:
 
 
 def refused(made: Rules, peer: Peer, request: object) -> bool:
-    refusal = made.rights_of(peer).refusal(request)  # type: ignore[arg-type]
+    refusal = made.rights_of(peer).refusal(request)
     assert refusal is None or refusal.code is ErrorCode.FORBIDDEN
     return refusal is not None
 

@@ -27,7 +27,7 @@ async def drain(daemon: Daemon, *lines: object) -> None:
 async def test_a_drained_device_gets_nothing_new_and_loses_what_may_go(short_dir: Path) -> None:
     (short_dir / "backend").mkdir()
     async with two_devices(short_dir, backend=f"file://{short_dir}/backend") as (daemon, client):
-        submit, daemon.parts.flusher.submit = daemon.parts.flusher.submit, lambda uri: None  # type: ignore[method-assign]
+        submit, daemon.parts.flusher.submit = daemon.parts.flusher.submit, lambda uri: None
         await store_on(client, daemon, FIRST, "hypercache://dirty", b"dirty", local_only=False)
         await store_on(client, daemon, FIRST, "pinned", b"pinned")
         await client.ask("pin", uri="pinned", pinned=True)
@@ -43,7 +43,7 @@ async def test_a_drained_device_gets_nothing_new_and_loses_what_may_go(short_dir
             assert await where(client, f"new/{number}") == {str(paths(daemon)[SECOND])}
         assert len((await client.ask("get_devices"))["devices"]) == 2
 
-        daemon.parts.flusher.submit = submit  # type: ignore[method-assign]
+        daemon.parts.flusher.submit = submit
         submit("hypercache://dirty")
         await eventually(lambda: daemon.parts.flusher.uploaded_objects == 1)
         await client.ask("pin", uri="pinned", pinned=False)
@@ -127,11 +127,11 @@ async def test_what_is_on_a_device_is_withheld_at_once_though_its_drain_is_slow(
             await trio.sleep_forever()
             return []
 
-        daemon.parts.remover.drop = slow  # type: ignore[method-assign]
+        daemon.parts.remover.drop = slow
         (daemon.config.catalog_dir / "drain").write_text(str(paths(daemon)[FIRST]))
         await daemon.parts.health.look_again()
         await begun.wait()
-        daemon.parts.remover.drop = drop  # type: ignore[method-assign]
+        daemon.parts.remover.drop = drop
         fail(daemon, FIRST)
         await eventually(lambda: daemon.parts.store.cache.get("dirty") is None)
         assert await client.fetch("two") == pattern(2, SMALL)

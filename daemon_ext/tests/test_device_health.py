@@ -158,7 +158,7 @@ async def test_a_failed_device_stays_out_of_use_over_restarts_until_the_operator
 
 async def test_a_daemon_that_ends_before_the_evictions_leaves_nothing_to_be_found(short_dir: Path) -> None:
     async with two_devices(short_dir) as (daemon, _):
-        daemon.parts.health._clearing.evict = never  # type: ignore[method-assign]
+        daemon.parts.health._clearing.evict = never
         fail(daemon, FIRST)
     async with running(short_dir) as daemon:
         client = await daemon.connect()
@@ -263,7 +263,7 @@ async def test_nothing_older_is_fetched_for_what_waits(short_dir: Path) -> None:
     (backend.folder / "a").write_bytes(b"older")
     uri = "hypercache://a"
     async with two_devices(short_dir, own_backend=backend) as (daemon, client):
-        daemon.parts.flusher.submit = lambda uri: None  # type: ignore[method-assign]
+        daemon.parts.flusher.submit = lambda uri: None
         await store_on(client, daemon, FIRST, uri, b"newer", local_only=False)
         fail(daemon, FIRST)
         await cleared(daemon)
@@ -429,9 +429,9 @@ async def test_what_lies_on_two_failed_devices_waits_for_both(short_dir: Path) -
 async def test_what_waited_goes_on_to_the_backend(short_dir: Path) -> None:
     (short_dir / "backend").mkdir()
     async with two_devices(short_dir, backend=f"file://{short_dir}/backend") as (daemon, client):
-        submit, daemon.parts.flusher.submit = daemon.parts.flusher.submit, lambda uri: None  # type: ignore[method-assign]
+        submit, daemon.parts.flusher.submit = daemon.parts.flusher.submit, lambda uri: None
         await store_on(client, daemon, FIRST, "hypercache://a", b"dirty", local_only=False)
-        daemon.parts.flusher.submit = submit  # type: ignore[method-assign]
+        daemon.parts.flusher.submit = submit
         fail(daemon, FIRST)
         await cleared(daemon)
         await daemon.parts.health.look_again()

@@ -390,7 +390,7 @@ async def test_a_fault_in_one_request_is_an_error_and_in_the_log(
         code, sentence = await client.refusal("locate", uri=URI, pinned=True)
         assert (code, "its log" in sentence) == ("INTERNAL", True)
         assert caplog.text.count("Traceback") == 2
-        stager, daemon.parts.handlers.stager = daemon.parts.handlers.stager, None  # type: ignore[assignment]
+        stager, daemon.parts.handlers.stager = daemon.parts.handlers.stager, None
         assert (await client.refusal("stage_write", uri=URI, size_bytes=1))[0] == "INTERNAL"
         daemon.parts.handlers.stager = stager
         assert caplog.text.count("Traceback") == 3

@@ -190,7 +190,7 @@ async def test_a_device_that_does_not_answer_keeps_a_stop_no_longer_than_its_gra
     async with running(short_dir, verify_on_commit=True, shutdown_grace_s=0.1) as daemon:
         client, store = await daemon.connect(), daemon.parts.store
         await client.stage(URI, b"bytes", tier="ram")
-        store.path = hangs  # type: ignore[method-assign]
+        store.path = hangs
         await client.send(line("commit_write", uri=URI, **check))
         await eventually(lambda: store.hashing.borrowed_tokens == 1)
         daemon.stop.set()

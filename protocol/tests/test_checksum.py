@@ -34,7 +34,7 @@ def other_threads_run_during(call: Callable[[], object], deadline_s: float) -> b
     thread.start()
     began.set()
     deadline = time.monotonic() + deadline_s
-    while not ran._flag and time.monotonic() < deadline:  # type: ignore[attr-defined]  # is_set() may switch
+    while not ran._flag and time.monotonic() < deadline:  # is_set() may switch
         call()
     result = ran.is_set()
     thread.join()

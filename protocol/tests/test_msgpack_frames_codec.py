@@ -153,7 +153,7 @@ def test_a_status_reply_takes_any_map() -> None:
 
 def test_a_side_held_to_1_0_takes_newer_fields_for_unknown_in_frames_too() -> None:
     fields = {"uri": "a", "local_only": True}
-    assert decode_request("commit_write", fields, (1, 0)) == (CommitWrite(uri="a"), 1)  # type: ignore[arg-type]
+    assert decode_request("commit_write", fields, (1, 0)) == (CommitWrite(uri="a"), 1)
 
 
 # -- envelopes -----------------------------------------------------------------------------------------
@@ -258,5 +258,5 @@ def test_a_reader_tells_whether_bytes_are_left() -> None:
 
 def test_an_old_field_that_may_not_be_dropped_is_refused_in_frames_too() -> None:
     with pytest.raises(LocalProtocolError, match=r"stage_id needs wire 1\.1"):
-        encode_request(1, CommitWrite(uri="a", stage_id="s"), (1, 0))  # type: ignore[arg-type]
+        encode_request(1, CommitWrite(uri="a", stage_id="s"), (1, 0))
     assert encode_request(1, Locate(uri="a"), WIRE_1_1)
